@@ -85,7 +85,7 @@ $(VENV)/.made:
 	touch $@
 
 $(VENV)/.run: pyproject.toml | $(VENV)/.made
-	$(PIP) install --editable '.[server,structured]'
+	$(PIP) install --editable .
 	touch $@
 
 # The kernels are built beside it, by .kernels: pip would wait for them.

@@ -29,12 +29,13 @@ from typing import Any
 import torch
 
 from holdfast.bench.speed import STREAMS, Run, engine_runs, measure
-from holdfast.engine.config import EngineConfig
-from holdfast.engine.start.builder import assemble, torch_dtype
+from holdfast.engine.config import EngineConfig, dtype_name
+from holdfast.engine.start.builder import assemble
 from holdfast.engine.start.preflight import OpenedModel
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.locate import locate
+from holdfast.numerics.arrays import rounded
 from holdfast.numerics.backends.torch.backend import has_native_gemm
 from measure import Bench, Row, bars, new_parser
 
@@ -84,7 +85,7 @@ class HuggingFace:
             tie_word_embeddings=config.tie_word_embeddings,
         )
         model: Any = transformers.AutoModelForCausalLM.from_config(described, dtype=dtype)
-        weights = {name: checkpoint.tensor(name, dtype) for name in checkpoint.names()}
+        weights = {name: rounded(checkpoint.tensor(name), dtype) for name in checkpoint.names()}
         model.load_state_dict(weights, strict=False)
         model.tie_weights()
         model.generation_config.eos_token_id = None
@@ -215,7 +216,7 @@ def run_speed(bench: Bench, given: argparse.Namespace, dtype: str, peer: LlamaCp
     engine = assemble(OpenedModel(config, checkpoint.config, checkpoint), checkpoint)
     runs: dict[str, Run] = {}
     if peer is None:
-        used = torch_dtype(config, None)
+        used = getattr(torch, dtype_name(config.dtype, None))
         # Where the CPU has no instructions for this dtype, fp32 is the fastest dtype of Hugging Face.
         fastest = used if has_native_gemm(used) else torch.float32
         runs[f"Hugging Face, {fastest}"] = HuggingFace(checkpoint, fastest).seconds

@@ -24,6 +24,7 @@ from adversary.evidence import Evidence
 from adversary.hostile_models import Target, fresh_certificates, subnormal
 from adversary.questions import ask, backend_of
 from holdfast.errors import HoldfastError
+from holdfast.numerics.arrays import arrays_on
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.sampling import SamplingBatch
@@ -88,23 +89,24 @@ def observe(kernels: KernelBackend, dtype: str) -> dict[str, Any]:
 def digest_operations(backend: Backend, num_rows: int = 64, width: int = 512) -> dict[str, list[str]]:
     """A digest of each operation that has a transcendental function or a long sum, over many values."""
     generator = torch.Generator().manual_seed(5)
-    wide = torch.randn(num_rows, width, generator=generator, dtype=torch.float32) * 8
-    dtype: torch.dtype = getattr(torch, backend.recipe.dtype)
+    xp = arrays_on(backend.device)
+    wide = xp.from_numpy(torch.randn(num_rows, width, generator=generator, dtype=torch.float32) * 8)
+    dtype = xp.dtype(backend.recipe.dtype)
     x = wide.to(dtype)
-    weight = torch.randn(width, width, generator=generator, dtype=torch.float32)
-    ids = torch.arange(num_rows)
+    weight = xp.from_numpy(torch.randn(width, width, generator=generator, dtype=torch.float32))
+    ids = xp.arange(num_rows)
     batch = SamplingBatch(
-        temperature=torch.full((num_rows,), 1.3),
-        top_k=torch.zeros(num_rows, dtype=torch.int32),
-        top_p=torch.full((num_rows,), 0.97),
-        min_p=torch.zeros(num_rows),
+        temperature=xp.full((num_rows,), 1.3),
+        top_k=xp.zeros(num_rows, dtype=xp.int32),
+        top_p=xp.full((num_rows,), 0.97),
+        min_p=xp.zeros(num_rows),
         seeds=ids + 1000,
         positions=ids,
     )
     found: dict[str, Callable[[], torch.Tensor]] = {
         "logsumexp": lambda: backend.logsumexp(wide),
         "sample": lambda: backend.sample(wide, batch),
-        "rms_norm": lambda: backend.rms_norm(x, torch.ones(width, dtype=dtype), 1e-5),
+        "rms_norm": lambda: backend.rms_norm(x, xp.full((width,), 1.0, dtype=dtype), 1e-5),
         "silu_mul": lambda: backend.silu_mul(x),
         "linear": lambda: backend.linear(x, backend.pack(weight), canonical=True),
     }
@@ -112,7 +114,7 @@ def digest_operations(backend: Backend, num_rows: int = 64, width: int = 512) ->
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    data = tensor.detach().contiguous().view(torch.uint8).numpy()
+    data = tensor.contiguous().view(arrays_on(tensor.device).uint8).numpy()
     return hashlib.sha256(data.tobytes()).hexdigest()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,12 +15,14 @@ from torch import Tensor
 from holdfast import SamplingParams
 from holdfast.certification import certification as certifying
 from holdfast.certification.certificate import certificate_key, load_certificate, save_certificate
+from holdfast.certification.gemm import choose
 from holdfast.certification.gemm.recipes import GemmRecipe
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.llm.llm import LLM
 from holdfast.engine.start import builder as build
 from holdfast.errors import DeterminismRefused
-from holdfast.numerics.backends.select_backend import CPU, open_backend
+from holdfast.numerics.arrays import HOST
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.cache_dir import read_checked, write_checked
 from holdfast.numerics.layer import run_layer
 from holdfast.numerics.ops import Linear
@@ -100,7 +103,7 @@ def same_bits(one: LLM, other: LLM) -> bool:
 
 
 def by_index(out: Tensor, canonical: bool) -> None:
-    out += torch.arange(len(out))[:, None] * 1e-3
+    out += np.arange(len(out), dtype=np.float32)[:, None] * np.float32(1e-3)
 
 
 def by_neighbours(out: Tensor, canonical: bool) -> None:
@@ -172,7 +175,7 @@ def test_without_certified_sizes_every_token_is_verified_and_rollbacks_happen(
 ) -> None:
     def grossly(out: Tensor, canonical: bool) -> None:
         if not canonical:
-            out += torch.arange(out.shape[1]) * 1e-2
+            out += np.arange(out.shape[1], dtype=np.float32) * np.float32(1e-2)
 
     llm = open_faulty(tiny_llama, tmp_path, monkeypatch, grossly)
     assert llm.engine.certificate is not None
@@ -302,13 +305,13 @@ def test_chosen_recipes_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> No
     )
     opened: list[dict[str, Any]] = []
     monkeypatch.setattr(build, "uses_triton", lambda *given: True)
-    monkeypatch.setattr(build, "choose_recipes", lambda *given: chosen)
+    monkeypatch.setattr(choose, "choose_recipes", lambda *given: chosen)
     monkeypatch.setattr(build, "open_backend", lambda dtype, **given: opened.append(given))
     setup = SimpleNamespace(
         config=EngineConfig(),
         model=None,
         dtype=torch.bfloat16,
-        device=CPU,
+        device=HOST,
         settings=SimpleNamespace(threads=1),
         show=build._show_nothing,
     )

@@ -69,11 +69,11 @@ def test_missing_package_exits_with_1(holdfast, uninstall):
     assert "Not usable yet: tokenizers" in result.stdout
 
 
-def test_missing_llguidance_says_how_to_install_it(holdfast, uninstall):
-    uninstall("llguidance")
+def test_missing_torch_says_how_to_install_it(holdfast, uninstall):
+    uninstall("torch")
     result = holdfast("doctor")
     assert result.exit_code == 0
-    assert "pip install 'holdfast[structured]'" in result.stdout
+    assert "pip install 'holdfast[torch]'" in result.stdout
 
 
 def test_doctor_shows_the_fingerprint_of_a_model(holdfast, model):

@@ -12,6 +12,7 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.gguf.checkpoint import GgufCheckpoint
 from holdfast.models.locate import locate
 from holdfast.models.weight_loader import load_decoder
+from holdfast.numerics.arrays import host
 from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.blocks import Blocks
 from holdfast.numerics.forward_batch import ForwardBatch
@@ -52,7 +53,7 @@ class Requantized:
             return None
         kind = gguf.GGMLQuantizationType[self.format]
         values = self.base.tensor(name, torch.float32).numpy()
-        return Blocks(self.format, torch.from_numpy(gguf.quants.quantize(values, kind)), values.shape[1])
+        return Blocks(self.format, host(gguf.quants.quantize(values, kind)), values.shape[1])
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         blocks = self.blocks(name)

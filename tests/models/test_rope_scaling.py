@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -52,8 +53,8 @@ def test_frequencies_are_those_of_transformers(scaling: dict, theta: float) -> N
     )
     assert new == old
     inv_freq, attention = rope_frequencies(new)
-    assert inv_freq.dtype == torch.float32
-    torch.testing.assert_close(inv_freq, embedding.inv_freq, rtol=4 * 2.0**-24, atol=0)
+    assert inv_freq.dtype == np.float32
+    torch.testing.assert_close(torch.from_numpy(inv_freq), embedding.inv_freq, rtol=4 * 2.0**-24, atol=0)
     assert attention == pytest.approx(embedding.attention_scaling, rel=1e-14)
 
 

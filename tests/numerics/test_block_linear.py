@@ -13,6 +13,7 @@ from torch import Tensor
 
 from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.reader import STORED
+from holdfast.numerics.arrays import host, rounded
 from holdfast.numerics.backends.c import build as building
 from holdfast.numerics.backends.c.backend import CBackend
 from holdfast.numerics.backends.c.kernels import load_kernels
@@ -52,14 +53,14 @@ def inputs(num_rows: int, width: int, dtype: torch.dtype, *, hostile: bool = Fal
 def hostile_blocks(name: str, out_features: int, in_features: int) -> Blocks:
     """All bits of the numbers set, none, or only the sign; every kind of scale."""
     form, blocks = BLOCK_FORMATS[name], random_blocks(name, out_features, in_features, seed=5)
-    data = blocks.data.clone().view(-1, form.num_bytes)
+    data = torch.from_numpy(blocks.data.numpy().copy()).view(-1, form.num_bytes)
     for index, byte in enumerate((0x80, 0xFF, 0x00, 0x7F)):
         data[index::5] = byte
     scales = torch.tensor(HOSTILE_SCALES, dtype=torch.int32).to(torch.int16)
     count = (form.scales.stop - form.scales.start) // 2
     order = torch.arange(len(data) * count).view(-1, count) * 7 % len(scales)
     data[:, form.scales] = scales[order].view(torch.uint8)
-    return Blocks(name, data.view(out_features, -1), in_features)
+    return Blocks(name, host(data.numpy().reshape(out_features, -1)), in_features)
 
 
 def reference(blocks: Blocks, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
@@ -80,7 +81,9 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 def dequantized(blocks: Blocks) -> Tensor:
     stored = next(one for one in STORED.values() if one.name == blocks.format)
-    return dequantize(blocks.data.reshape(-1), stored).view(blocks.out_features, -1)
+    return rounded(dequantize(blocks.data.numpy().reshape(-1), stored), torch.float32).view(
+        blocks.out_features, -1
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.core.step_plan import NO_TOKEN
 from holdfast.numerics.backends.c.kernels import load_kernels
-from holdfast.numerics.backends.torch.sampling import noise
+from holdfast.numerics.backends.torch.noise import noise
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
 

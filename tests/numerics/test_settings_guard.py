@@ -15,11 +15,18 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from holdfast.errors import ConfigError
-from holdfast.numerics import settings_guard as guard
+from holdfast.numerics import settings_guard
 from holdfast.numerics.backends.select_backend import open_backend
+from holdfast.numerics.backends.torch import settings_guard as guard
+from holdfast.numerics.backends.torch.settings_guard import (
+    Setting,
+    _of_gpus,
+    _Process,
+    compute_by_default,
+    our_settings,
+)
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.settings import numeric_settings
-from holdfast.numerics.settings_guard import Setting, _of_gpus, _Process, compute_by_default, our_settings
 
 CPU = torch.device("cpu")
 CUDA = torch.backends.cuda.matmul
@@ -263,7 +270,7 @@ def test_transforms_end_at_the_guard(name: str) -> None:
 
 THREADS = 2  # enough to have a worker
 
-needs_glibc = pytest.mark.skipif(guard._fesetenv is None, reason="needs glibc on x86-64 or Arm")
+needs_glibc = pytest.mark.skipif(guard.fesetenv is None, reason="needs glibc on x86-64 or Arm")
 
 
 @pytest.fixture
@@ -298,7 +305,7 @@ def _make_workers(change: Callable[[], None]) -> None:
     change()
     changed = ctypes.create_string_buffer(64)
     ctypes.CDLL(None).fegetenv(changed)
-    address = ctypes.cast(guard._fesetenv, ctypes.c_void_p)
+    address = ctypes.cast(guard.fesetenv, ctypes.c_void_p)
     guard._run_in_workers(address, ctypes.addressof(changed), THREADS, 0)
     guard.enter_default_environment()
 
@@ -338,7 +345,8 @@ def test_new_thread_does_not_keep_the_environment_of_its_creator(
     """Without glibc, torch switches the flushing off; another rounding mode is refused."""
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
         if not has_glibc:
-            patch.setattr(guard, "_fesetenv", None)
+            for module in (guard, settings_guard):
+                patch.setattr(module, "fesetenv", None)
         change()
         entered = pool.submit(_enter)
         if has_glibc or change is _flush:

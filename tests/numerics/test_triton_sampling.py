@@ -13,6 +13,7 @@ from torch import Tensor
 
 from holdfast.core.step_plan import NO_TOKEN
 from holdfast.numerics.backends.torch import sampling as torch_sampling
+from holdfast.numerics.backends.torch.noise import noise
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
 
@@ -193,4 +194,4 @@ def test_triton_noise_is_the_documented_function(triton: Backend) -> None:
     chosen = triton.sample(torch.zeros(n, vocabulary), batch).tolist()
     ids = np.arange(vocabulary)
     for i, token in enumerate(chosen):
-        assert token == int(np.argmax(torch_sampling.noise(int(seeds[i]), i * 100003, ids)))
+        assert token == int(np.argmax(noise(int(seeds[i]), i * 100003, ids)))

@@ -23,6 +23,7 @@ from holdfast.engine.llm.llm import LLM
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.worker.input_batch import make_input_batch, send_batch
 from holdfast.worker.kv_store import KVStore
+from support.arrays import as_tensor
 
 TOLERANCE = 1e-4
 
@@ -80,9 +81,9 @@ def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> T
             span = Span(0, start, ids, pages, 0, sampling, state=state)
             one = Pass(kind, (span,), chunk if canonical else len(ids))
             batch = make_input_batch(one, page_size)
-            sent = send_batch(batch, one.num_tokens_padded, torch.device("cpu"))
+            sent = send_batch(batch, one.num_tokens_padded, decoder.backend.device)
             hidden = decoder.forward(sent.forward, store.layers, canonical=canonical)[: len(ids)]
-            parts.append(decoder.logits(hidden, canonical=canonical))
+            parts.append(as_tensor(decoder.logits(hidden, canonical=canonical)))
     return torch.cat(parts)
 
 

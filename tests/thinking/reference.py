@@ -35,6 +35,7 @@ from torch.nn import functional as F
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.rope import rope_frequencies
+from holdfast.numerics.arrays import rounded
 from holdfast.numerics.rope import rope_tables
 from holdfast.thinking.config import ThinkingConfig, read_thinking
 from holdfast.thinking.log import find_resets
@@ -70,7 +71,9 @@ class Reference:
         least = 0 if thinking is None else 2 * thinking.chunk + thinking.max_thought + 1
         max_len = max(config.max_position_embeddings, least)
         device = self._head.device
-        self._cos, self._sin = (each.to(device) for each in rope_tables(*rope_frequencies(config), max_len))
+        self._cos, self._sin = (
+            torch.from_numpy(each).to(device) for each in rope_tables(*rope_frequencies(config), max_len)
+        )
 
     def start(self) -> ReferenceState:
         empty = self._head.new_zeros(0, self.config.num_kv_heads, self.config.head_dim)
@@ -226,11 +229,12 @@ class Reference:
 def open_reference(folder: Path) -> Reference:
     """Open the model in a folder, thinking or plain, in fp32."""
     checkpoint = open_checkpoint(folder)
-    weights = {name: checkpoint.tensor(name) for name in checkpoint.names()}
+    weights = {name: checkpoint.tensor(name, torch.float32) for name in checkpoint.names()}
     thinking = read_thinking(folder, checkpoint.config)
     if thinking is not None:
-        weights |= read_thinking_weights(folder, thinking, checkpoint.config)
-    return Reference(checkpoint.config, thinking, {name: each.float() for name, each in weights.items()})
+        held = read_thinking_weights(folder, thinking, checkpoint.config)
+        weights |= {name: rounded(each, torch.float32) for name, each in held.items()}
+    return Reference(checkpoint.config, thinking, weights)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from holdfast.bench.stress import result_bits
 from holdfast.core.results import Result, Stats
 from holdfast.engine.engine import Engine
+from holdfast.numerics.bits import bits_of
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 from holdfast.scheduler.request_state import RequestState
@@ -91,7 +92,7 @@ def _slots(engine: Engine, seq: RequestState) -> Slots:
     whole = held[of_chunks // size] * size + of_chunks % size
     told = thinker.has_state[whole]
     found += [told, thinker.states[whole] * told[:, None]]
-    return tuple(each.contiguous().view(torch.uint8).numpy().tobytes() for each in found)
+    return tuple(bits_of(each.contiguous()).numpy().tobytes() for each in found)
 
 
 @pytest.fixture

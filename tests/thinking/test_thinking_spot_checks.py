@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from holdfast.bench.stress import result_bits
 from holdfast.core.results import Result, ThoughtIds
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan
 from holdfast.engine.engine import Engine
+from holdfast.numerics.bits import bits_of
 from holdfast.thinking.log import guesses_of
 from support.faulty_backend import ChangedBackend
 from support.thinking_engines import (
@@ -132,7 +132,7 @@ def test_spot_check_finds_wrong_thought(
 
 
 def _flip(tensor: Tensor) -> None:
-    tensor.view(torch.int32)[..., 5] ^= 1
+    bits_of(tensor)[..., 5] ^= 1
 
 
 SPOIL: dict[str, Callable[[Any], None]] = {

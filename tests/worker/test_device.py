@@ -28,7 +28,8 @@ def test_possible_gpu_is_accepted(machine):
     [
         ("_has_driver", lambda: False, "no NVIDIA driver"),
         ("_torch_is_cpu_only", lambda: True, "a build without CUDA"),
-        ("find_spec", lambda name: None, "needs triton"),
+        ("find_spec", lambda name: None if name == "triton" else object(), "needs triton"),
+        ("find_spec", lambda name: None, "torch is not installed"),
     ],
 )
 def test_impossible_gpu_is_refused(machine, name, value, reason):

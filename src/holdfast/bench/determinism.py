@@ -14,10 +14,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Literal, cast
-
-import torch
-import torch.nn.functional as F
 
 from holdfast.bench.features import combine, find_features
 from holdfast.bench.load import LoadScale
@@ -28,9 +26,9 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import assemble
 from holdfast.engine.start.preflight import OpenedModel
 from holdfast.errors import InvalidRequest
-from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.batch_sizes import padded_batch_sizes
+from holdfast.numerics.settings_guard import decide_num_threads
 from holdfast.worker.model_runner import ModelRunner
 
 CellStatus = Literal["passed", "failed", "skipped"]
@@ -92,7 +90,14 @@ def judge(summary: StressSummary) -> tuple[CellStatus, str]:
 
 
 def run_control(num_runs: int, seed: int, num_threads: int | None) -> list[CellResult]:
-    """Run some features as ordinary requests on the torch kernels, where every token has a near tie."""
+    """Run some features as ordinary requests on the torch kernels, where every token has a near tie.
+
+    Without torch there are no kernels that differ, and none are run.
+    """
+    if find_spec("torch") is None:
+        return [CellResult("control", False, None, "skipped", "the kernels that differ need torch")]
+    from holdfast.models.dummy import DummyCheckpoint, tiny_config
+
     config = EngineConfig(
         certification="startup",
         device="cpu",
@@ -137,6 +142,9 @@ def judge_control(results: Sequence[CellResult], disagree: Callable[[], bool]) -
 def products_disagree() -> bool:
     """Return whether the bits of a row of this CPU's fp32 product depend on the number of rows, from 1
     to 16."""
+    import torch
+    import torch.nn.functional as F
+
     generator = torch.Generator().manual_seed(0)
     for width, outputs in ((64, 176), (176, 64), (64, 512)):
         x = torch.randn(16, width, generator=generator)  # (rows, width)
@@ -158,7 +166,7 @@ def open_plain_engine(engine: Engine) -> Engine:
     backend = open_backend(
         decoder.dtype,
         kernels="triton",
-        num_threads=torch.get_num_threads(),
+        num_threads=decide_num_threads(None, decoder.backend.device),
         device=decoder.backend.device,
         vendor_gemm=True,
         split_k=split_k,

@@ -17,22 +17,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from holdfast.certification.checks.synthetic import norm_dtype
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import layer_shape
 from holdfast.models.mixers import ConvSizes, MixerSizes, SpaceSizes
 from holdfast.models.shapes import gemm_shapes
-from holdfast.numerics.backends.torch.sampling import SPLITMIX_GAMMA, mix64
+from holdfast.numerics.arrays import DType, Tensor, arrays_on
+from holdfast.numerics.backends.torch.noise import SPLITMIX_GAMMA, mix64
 from holdfast.numerics.blocks import BLOCK_FORMATS, BlockBackend, blocks_of
 from holdfast.numerics.experts import activate
 from holdfast.numerics.forward_batch import ForwardBatch, RecurrentBatch
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.recurrence import GatedDelta, Recurrence, ShortConv, StateSpace, run_recurrence
 from holdfast.numerics.sampling import SamplingBatch
+from holdfast.worker.device import free_memory
 from holdfast.worker.spot_check import logits_checksums
 
 _PERIOD = 262139  # different inputs; a prime, so that the rows of a weight differ
@@ -57,13 +57,13 @@ class Canary:
 
 def run_canary(backend: Backend, model: DecoderConfig) -> Canary:
     """Needs no weights of the model. Takes about 0.1 s for a small model."""
-    with torch.inference_mode():
+    with arrays_on(backend.device).inference():
         bench = _Bench(backend, model)
         reference = {name: _digest(out) for name, out in bench.reference()}
         fast = {name: _digest(out) for name, out in bench.fast()}
         del bench
         if backend.device.type == "cuda":
-            torch.cuda.empty_cache()
+            free_memory(backend.device)
     all_fast = hashlib.sha256("\n".join(f"{name} {digest}" for name, digest in fast.items()).encode())
     return Canary(reference, all_fast.hexdigest())
 
@@ -93,9 +93,10 @@ def _values() -> NDArray[np.float32]:
 def _digest(out: Tensor) -> str:
     """Return SHA-256 over a checksum of each row that depends on every bit of it."""
     rows = out.reshape(out.shape[0], -1)
-    if rows.dtype != torch.int64:
-        rows = rows.to(torch.float32)  # exact
-    checksums = logits_checksums(rows.contiguous().view(torch.float32))
+    xp = arrays_on(out.device)
+    if rows.dtype != xp.int64:
+        rows = rows.float()  # exact
+    checksums = logits_checksums(rows.contiguous().view(xp.float32))
     return hashlib.sha256(checksums.cpu().numpy().tobytes()).hexdigest()
 
 
@@ -122,14 +123,15 @@ class _Bench:
 
     def __init__(self, backend: Backend, model: DecoderConfig) -> None:
         self._backend, self._model = backend, model
-        self._dtype = getattr(torch, backend.recipe.dtype)
+        self._arrays = arrays_on(backend.device)
+        self._fp32, self._dtype = self._arrays.float32, self._arrays.dtype(backend.recipe.dtype)
         self._is_interpreted = backend.can.is_interpreted
         self._num_rows = 1 if self._is_interpreted else backend.recipe.rows
         self._num_logits = min(model.vocab_size, 64) if self._is_interpreted else model.vocab_size
         self._num_sampled = 1 if self._is_interpreted else _NUM_SAMPLED
         self._block_formats = sorted(backend.block_formats) if isinstance(backend, BlockBackend) else []
-        values = torch.from_numpy(np.concatenate((_values(), _values()))).to(backend.device)
-        self._values = {dtype: values.to(dtype) for dtype in (torch.float32, self._dtype)}
+        values = self._arrays.from_numpy(np.concatenate((_values(), _values())))
+        self._values = {dtype: values.to(dtype) for dtype in (self._fp32, self._dtype)}
         self._shapes = {(n, k): (name, bias) for name, n, k, bias in reversed(gemm_shapes(model))}
         largest = max(n * k for n, k in map(self._cut, self._shapes))
         self._buffer = self._take(largest, self._dtype)  # for every weight
@@ -157,10 +159,10 @@ class _Bench:
         yield "sample", self._sample()
         logits = self._logits()
         ids, logprobs = self._backend.sample_greedy(logits)
-        yield "greedy", torch.stack([ids.double(), logprobs.double()], 1).view(torch.int64)
+        yield "greedy", self._arrays.stack([ids.double(), logprobs.double()], 1).view(self._arrays.int64)
         yield "logsumexp", self._backend.logsumexp(logits)[:, None]
         values, ids = self._backend.topk(logits, 5)
-        yield "topk", torch.cat([values.double(), ids.double()], 1).view(torch.int64)
+        yield "topk", self._arrays.cat([values.double(), ids.double()], 1).view(self._arrays.int64)
 
     def fast(self) -> Iterator[tuple[str, Tensor]]:
         """GEMMs in fast form, and a decode token. The head too, if it ever runs in fast form."""
@@ -179,13 +181,13 @@ class _Bench:
         if not self._is_interpreted:
             yield "decode", self._attention(1, None)
 
-    def _take(self, count: int, dtype: torch.dtype, part: int = 0) -> Tensor:
+    def _take(self, count: int, dtype: DType, part: int = 0) -> Tensor:
         """`count` of the fixed values in memory of their own, different ones for each part."""
         twice = self._values[dtype]
         start = part * _STRIDE
         if start + count <= len(twice):
             return twice[start : start + count].clone()
-        return twice[start : start + _PERIOD].repeat(-(-count // _PERIOD))[:count]
+        return self._arrays.tile(twice[start : start + _PERIOD], (-(-count // _PERIOD),))[:count]
 
     def _rows(self, num_rows: int, *shape: int, part: int = 1) -> Tensor:
         count = num_rows * int(np.prod(shape))
@@ -194,7 +196,7 @@ class _Bench:
     def _logits(self) -> Tensor:
         """fp32 [num_sampled, vocab]."""
         count = self._num_sampled * self._num_logits
-        return self._take(count, torch.float32, 2).view(self._num_sampled, -1)
+        return self._take(count, self._fp32, 2).view(self._num_sampled, -1)
 
     def _cut(self, shape: tuple[int, int]) -> tuple[int, int]:
         """On a GPU the library chooses its kernel by the shape, and fills the memory in no time."""
@@ -206,7 +208,7 @@ class _Bench:
 
     def _linear(self, name: str, n: int, k: int, has_bias: bool) -> Linear:
         n, k = self._cut((n, k))
-        bias = self._take(n, torch.float32, 3) if has_bias else None
+        bias = self._take(n, self._fp32, 3) if has_bias else None
         weight = self._buffer[: n * k].view(n, k)
         if name.startswith("expert_"):
             return self._backend.pack_experts([(weight, bias)], 1).linears[0]
@@ -217,14 +219,14 @@ class _Bench:
         assert isinstance(self._backend, BlockBackend)
         (n, k), form = _BLOCK_SHAPE, BLOCK_FORMATS[name]
         num_blocks, num_scales = n * k // form.length, (form.scales.stop - form.scales.start) // 2
-        raw = torch.from_numpy(_words(num_blocks * (form.num_bytes + num_scales) // 4 + 1).view(np.uint8))
+        raw = _words(num_blocks * (form.num_bytes + num_scales) // 4 + 1).view(np.uint8)
         data, rest = raw[: num_blocks * form.num_bytes], raw[num_blocks * form.num_bytes :]
-        exponents = 3 + (rest[: num_blocks * num_scales] & 15).view(num_blocks, -1)
-        return self._backend.pack_blocks([blocks_of(name, data.view(num_blocks, -1), exponents, n)])
+        exponents = 3 + (rest[: num_blocks * num_scales] & 15).reshape(num_blocks, -1)
+        return self._backend.pack_blocks([blocks_of(name, data.reshape(num_blocks, -1), exponents, n)])
 
     def _embed(self, table: Linear) -> Tensor:
         assert isinstance(self._backend, BlockBackend)
-        return self._backend.embed_packed(table, torch.arange(table.out_features))
+        return self._backend.embed_packed(table, self._arrays.arange(table.out_features))
 
     def _gemm(self, linear: Linear, num_rows: int, is_fp32: bool, *, canonical: bool) -> Tensor:
         """As it runs."""
@@ -235,9 +237,9 @@ class _Bench:
     def _subnormal(self) -> Tensor:
         """Return a GEMM whose products and sums are subnormal in fp32."""
         (_, width), _ = next(iter(self._shapes.items()))
-        tiny = 2.0 ** (-12 if self._dtype == torch.float16 else -70)
-        linear = self._backend.pack(self._buffer[: 64 * width].view(64, width) * tiny)
-        x = self._rows(self._num_rows, width) * tiny
+        tiny = 2.0 ** (-12 if self._dtype == self._arrays.float16 else -70)
+        linear = self._backend.pack(self._buffer[: 64 * width].view(64, width).clone().mul_(tiny))
+        x = self._rows(self._num_rows, width).mul_(tiny)
         return self._backend.logits(x, linear, canonical=True)
 
     def _norm_weight(self) -> Tensor:
@@ -250,7 +252,7 @@ class _Bench:
         plain = self._backend.rms_norm(inputs, weight, 1e-5, centered=model.norm == "layer")
         heads = self._rows(rows, model.num_kv_heads, model.head_dim)
         of_heads = self._backend.rms_norm(heads, self._take(model.head_dim, self._dtype, 5), 1e-5)
-        return torch.cat([plain, of_heads.flatten(1)], 1)
+        return self._arrays.cat([plain, of_heads.flatten(1)], 1)
 
     def _add_rms_norm(self) -> Tensor:
         hidden = self._model.hidden_size
@@ -258,16 +260,16 @@ class _Bench:
         delta, weight = self._rows(self._num_rows, hidden), self._norm_weight()
         centered = self._model.norm == "layer"
         normed = self._backend.add_rms_norm(residual, delta, weight, 1e-5, centered=centered)
-        return torch.cat([residual, normed], 1)
+        return self._arrays.cat([residual, normed], 1)
 
     def _rope(self) -> Tensor:
         """cos and sin are fixed values here; the model's tables have a digest of their own."""
         model, rows = self._model, self._num_rows
         q = self._rows(rows, model.num_heads, model.head_dim)
         k = self._rows(rows, model.num_kv_heads, model.head_dim, part=7)
-        cos, sin = self._take(rows * model.head_dim, torch.float32, 8).view(2, rows, -1)
+        cos, sin = self._take(rows * model.head_dim, self._fp32, 8).view(2, rows, -1)
         self._backend.rope(q, k, cos, sin)
-        return torch.cat([q.flatten(1), k.flatten(1)], 1)
+        return self._arrays.cat([q.flatten(1), k.flatten(1)], 1)
 
     def _activations(self) -> Iterator[tuple[str, Tensor]]:
         rows = self._rows(self._num_rows, self._model.activation_inputs)
@@ -281,20 +283,21 @@ class _Bench:
 
     def _attention(self, num_tokens: int, window: int | None) -> Tensor:
         """Return the last tokens of one request of two and a half KV blocks or more."""
-        backend, model, device = self._backend, self._model, self._backend.device
+        backend, model = self._backend, self._model
         context = max(num_tokens, 5 * backend.recipe.kv_block // 2)
         num_pages = -(-context // backend.page_size)
         layer = backend.new_kv_layer(num_pages, model.num_kv_heads, model.head_dim)
-        slots = torch.arange(context, device=device)
+        xp = self._arrays
+        slots = xp.arange(context)
         kv_shape = model.num_kv_heads, model.head_dim
         keys, values = (self._rows(context, *kv_shape, part=part) for part in (9, 10))
         backend.store_kv(keys, values, layer, slots)
         batch = ForwardBatch(
-            token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
+            token_ids=xp.zeros(num_tokens, dtype=xp.int64),
             positions=slots[context - num_tokens :].contiguous(),
             slots=slots[context - num_tokens :].contiguous(),
-            span_starts=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
-            page_table=torch.arange(num_pages, dtype=torch.int32, device=device)[None],
+            span_starts=xp.tensor([0, num_tokens], dtype=xp.int32),
+            page_table=xp.arange(num_pages, dtype=xp.int32)[None],
         )
         q = self._rows(num_tokens, model.num_heads, model.head_dim, part=11)
         return backend.attention(
@@ -302,34 +305,32 @@ class _Bench:
             scale=model.head_dim**-0.5,
             window=window,
             soft_cap=model.attention_soft_cap,
-            sinks=self._take(model.num_heads, torch.float32, 12) if model.attention_sinks else None,
+            sinks=self._take(model.num_heads, self._fp32, 12) if model.attention_sinks else None,
         )
 
     def _recurrence(self, sizes: MixerSizes) -> Iterator[tuple[str, Tensor]]:
         """Yield the last tokens of one request: its state goes on from a checkpoint, and a logged token is
         computed again."""
-        backend, device, rows = self._backend, self._backend.device, self._num_rows
+        backend, xp, rows = self._backend, self._arrays, self._num_rows
         count = 2 * rows
         layer = backend.new_state_layer(1, 2 * _NUM_LOGGED, sizes)
-        weights = _recurrence(sizes, lambda size, part: self._take(size, torch.float32, part))
+        weights = _recurrence(sizes, lambda size, part: self._take(size, self._fp32, part))
         inputs = self._rows(count, weights.input_width, part=13)
         parts = []
         for start, checkpoint, store, stop in ((0, 0, rows, rows + 1), (rows + 1, rows, count, count)):
-            spans = torch.tensor(
-                [[0, start, checkpoint, store, 0, stop - start]], dtype=torch.int32, device=device
-            )
-            none = torch.zeros(stop - start, dtype=torch.int64, device=device)
-            starts = torch.tensor([0, stop - start], dtype=torch.int32, device=device)
+            spans = xp.tensor([[0, start, checkpoint, store, 0, stop - start]], dtype=xp.int32)
+            none = xp.zeros(stop - start, dtype=xp.int64)
+            starts = xp.tensor([0, stop - start], dtype=xp.int32)
             batch = ForwardBatch(
                 *(none, none, none - 1, starts, spans[:, :1]),
                 recurrent=RecurrentBatch(spans, start - checkpoint),
             )
             batch = backend.prepare(batch, self._model.num_heads, self._model.num_kv_heads)
             parts.append(run_recurrence(backend, inputs[start:stop], weights, layer, batch))
-        yield "recurrence", torch.cat(parts)
+        yield "recurrence", self._arrays.cat(parts)
         gate = self._rows(rows, weights.output_width, part=14)
         mixed, group = parts[0][:rows], weights.output_width
-        norm = self._take(group, torch.float32, 15)
+        norm = self._take(group, self._fp32, 15)
         for gates_first in (False, True):
             name = f"gated_rms_norm, gate {'first' if gates_first else 'last'}"
             yield (
@@ -339,12 +340,12 @@ class _Bench:
         yield "sigmoid_mul", backend.sigmoid_mul(mixed, gate)
 
     def _sample(self) -> Tensor:
-        n, device = self._num_sampled, self._backend.device
+        n, xp = self._num_sampled, self._arrays
 
-        def full(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.full((n,), value, dtype=dtype, device=device)
+        def full(value: float) -> Tensor:
+            return xp.full((n,), value, dtype=xp.float32)
 
-        numbers = torch.arange(n, device=device)
-        top_k = torch.where(numbers % 4 == 1, 40, 0).to(torch.int32)
+        numbers = xp.arange(n)
+        top_k = ((numbers % 4 == 1) * 40).to(xp.int32)
         batch = SamplingBatch(full(0.8), top_k, full(0.95), full(0.001), numbers, numbers + 100)
         return self._backend.sample(self._logits(), batch)[:, None]

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import torch
 
 from holdfast.certification.certificate import (
     Certificate,
@@ -28,8 +27,10 @@ from holdfast.certification.certificate import (
 )
 from holdfast.certification.checks.probes import clear_neighbours
 from holdfast.errors import ConfigError
+from holdfast.numerics.arrays import Device, arrays_on
 from holdfast.numerics.cache_dir import cache_dir, read_json, remove, write_checked
 from holdfast.numerics.settings_guard import our_settings
+from holdfast.worker.transfer import DeviceStream
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Certification:
         *,
         make_reference_checks: Callable[[], Sequence[Check]],
         kernels: ListKernels | None = None,
-        device: torch.device,
+        device: Device,
     ) -> None:
         """The checks are made when they are needed: their inputs take time and memory. kernels lists
         the kernels of a pass, on a GPU."""
@@ -95,7 +96,7 @@ class Certification:
         if self._kept.is_reference_tested:
             return None
         started = time.monotonic()
-        with our_settings(self._device), torch.inference_mode():
+        with our_settings(self._device), arrays_on(self._device).inference():
             done: list[OperationCheck] = []
             checks = self._make_reference_checks()
             for check in checks:
@@ -124,11 +125,11 @@ class Certification:
             return
         self.synchronize()
         started = time.monotonic()
-        with torch.inference_mode():
+        with arrays_on(self._device).inference():
             num_checks, num_before = len(self._checks), len(self._done)
         until = None if seconds is None else started + seconds
         try:
-            with our_settings(self._device), torch.inference_mode():
+            with our_settings(self._device), arrays_on(self._device).inference():
                 self._run(until, progress)
                 self.synchronize()
         except BaseException as error:
@@ -148,7 +149,7 @@ class Certification:
         """End the check at work; it will start again. It gives back what it borrowed."""
         steps, self._steps = self._steps, None
         if steps is not None:
-            with torch.inference_mode():
+            with arrays_on(self._device).inference():
                 steps.close()
 
     def _run(self, until: float | None, progress: Progress | None) -> None:
@@ -180,7 +181,7 @@ class Certification:
     def synchronize(self) -> None:
         """Wait until nothing is in flight on the device."""
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            DeviceStream(self._device).wait()
 
 
 def certify(

@@ -18,8 +18,7 @@ there whole passes are compared as they run, too (`checks/passes.py`).
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-
-import torch
+from importlib.metadata import version
 
 from holdfast.certification.certificate import CheckSteps
 from holdfast.certification.certification import Certification, Check
@@ -41,6 +40,7 @@ from holdfast.certification.checks.recurrence import check_recurrence
 from holdfast.certification.checks.synthetic import sampler_ops, synthetic_layer, synthetic_linears, token_ops
 from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig, plain_value
 from holdfast.models.decoder import Decoder, NamedLinear
+from holdfast.numerics.arrays import HOST
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.settings import NumericSettings
@@ -52,7 +52,7 @@ from holdfast.worker.logits import max_logits_tokens
 from holdfast.worker.model_runner import ModelRunner
 
 _SAMPLED_SIZES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 100, 128, 255, 256, 511, 512)
-_MAX_CPU_HEAD_TOKENS = max_logits_tokens(torch.device("cpu"))
+_MAX_CPU_HEAD_TOKENS = max_logits_tokens(HOST)
 _EXPERT_ROWS = (
     *range(1, 34),
     *(47, 48, 49, 63, 65, 66, 79, 80, 81, 95, 97, 111, 113, 127, 129, 130, 159, 160, 161),
@@ -117,7 +117,7 @@ def certificate_subject(
     parts = device_parts(device)
     return {
         "holdfast": __version__,
-        "torch": str(torch.__version__),
+        **({} if device is HOST else {"torch": version("torch")}),
         "device": device_name(device),
         **({"device_parts": parts} if device.type == "cuda" else {"instructions": parts["instructions"]}),
         "code": sources_digest(),

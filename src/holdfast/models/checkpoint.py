@@ -2,7 +2,7 @@
 
 `open_checkpoint` opens a folder or a GGUF file. An open checkpoint is complete: it has every tensor
 its configuration needs (`expected_tensors`) in its shape. A file that lacks any is refused before a
-weight is read. Opening one imports no torch, so that a wrong model is refused early.
+weight is read. Opening one imports no numpy, so that a wrong model is refused early.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +14,7 @@ from holdfast.errors import BadWeights, ModelNotFound
 from holdfast.models.config import Block, DecoderConfig
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+    from holdfast.numerics.arrays import Tensor
 
 Shape = tuple[int, ...]
 
@@ -38,9 +37,8 @@ class TensorSource(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
-    def tensor(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
-        """Return the tensor, rounded once to `dtype`; without a dtype as stored, or fp32 if quantised.
-        Tensors of a file are on the CPU.
+    def tensor(self, name: str) -> "Tensor":
+        """Return the tensor as stored, or in fp32 if quantised. Those of a file are arrays of numpy.
 
         The tensor may share memory with the mapped file: do not write to it.
         """

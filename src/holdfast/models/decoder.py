@@ -12,11 +12,9 @@ from copy import copy
 from dataclasses import dataclass
 from typing import cast
 
-import torch
-from torch import Tensor
-
 from holdfast.models.config import DecoderConfig
 from holdfast.models.rope import rope_frequencies
+from holdfast.numerics.arrays import HOST_ARRAYS, DType, Tensor, arrays_on
 from holdfast.numerics.blocks import BlockBackend, Blocks
 from holdfast.numerics.experts import Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
@@ -76,11 +74,13 @@ class Decoder:
         self._layers = tuple(layers)
         self._head = head
         # Computed on the CPU: the same bits on every device. fp32 [max_len, head_dim / 2] each.
+        xp = arrays_on(backend.device)
         tables = (rope_tables(*rope_frequencies(config, kind), max_len) for kind in config.rope_kinds)
-        self._ropes = [(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables]
+        self._ropes = [(xp.from_numpy(cos), xp.from_numpy(sin)) for cos, sin in tables]
         self._shape = layer_shape(config)
-        self.dtype: torch.dtype = getattr(torch, backend.recipe.dtype)
-        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
+        self.dtype: DType = xp.dtype(backend.recipe.dtype)
+        dtype = HOST_ARRAYS.dtype(backend.recipe.dtype)
+        self._embedding_scale = float(HOST_ARRAYS.tensor(config.embedding_scale, dtype=dtype))
 
     def with_backend(self, backend: Backend) -> "Decoder":
         """Return the same weights with another backend of the same kind and device. Nothing is copied."""
@@ -175,22 +175,19 @@ class Decoder:
         return embedded if self._embedding_scale == 1.0 else embedded.mul_(self._embedding_scale)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        if isinstance(self._embedding, Tensor):
-            return self.backend.embed(self._embedding, token_ids)
-        backend = cast(BlockBackend, self.backend)
-        if isinstance(self._embedding, Linear):
-            return backend.embed_packed(self._embedding, token_ids)
-        return backend.embed_blocks(self._embedding, token_ids)
+        embedding = self._embedding
+        if isinstance(embedding, Linear):
+            return cast(BlockBackend, self.backend).embed_packed(embedding, token_ids)
+        if isinstance(embedding, Blocks):
+            return cast(BlockBackend, self.backend).embed_blocks(embedding, token_ids)
+        return self.backend.embed(embedding, token_ids)
 
     def rope_at(self, positions: Tensor, index: int = 0) -> RopeCosSin:
         """Return cosines and sines: positions int64 [tokens] -> cos and sin, fp32 [tokens, head_dim
         / 2] each, of one of the decoder's tables.
         """
         cos, sin = self._ropes[index]
-        if not cos.is_cuda:  # numpy takes a few rows in a third of torch's time
-            rows = positions.numpy()
-            return RopeCosSin(*(torch.from_numpy(table.numpy().take(rows, 0)) for table in (cos, sin)))
-        return RopeCosSin(cos[positions], sin[positions])
+        return RopeCosSin(cos.index_select(0, positions), sin.index_select(0, positions))
 
     def _ropes_at(self, positions: Tensor) -> list[RopeCosSin]:
         return [self.rope_at(positions, index) for index in range(len(self._ropes))]

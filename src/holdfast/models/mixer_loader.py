@@ -3,12 +3,14 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from holdfast.models.mixers import ConvSizes, DeltaSizes, MixerSizes, SpaceSizes, decay_name
+from holdfast.numerics.arrays import Tensor, arrays_on
 from holdfast.numerics.elementary import exp_fp64
 from holdfast.numerics.recurrence import GatedDelta, Mixer, ShortConv, StateSpace
+
+Ints = NDArray[np.int64]
 
 if TYPE_CHECKING:
     from holdfast.models.weight_loader import WeightLoader
@@ -34,7 +36,7 @@ def _load_delta(loader: "WeightLoader", prefix: str, sizes: DeltaSizes, eps: flo
         in_proj = loader.linear(prefix, ("in_proj_qkv", "in_proj_a", "in_proj_b", "in_proj_z"))
     convs = [f"{name}_conv1d" for name in sizes.parts] if sizes.split_qkv else ["conv1d"]
     rule = GatedDelta(
-        conv=torch.cat([_taps(loader, f"{prefix}{name}.weight") for name in convs], 1),
+        conv=loader.arrays.cat([_taps(loader, f"{prefix}{name}.weight") for name in convs], 1),
         decay=_decay(loader, prefix, sizes),
         dt_bias=loader.fp32(prefix + "dt_bias"),
         key_heads=sizes.key_heads,
@@ -52,7 +54,7 @@ def _load_delta(loader: "WeightLoader", prefix: str, sizes: DeltaSizes, eps: flo
 
 
 def _load_space(loader: "WeightLoader", prefix: str, sizes: SpaceSizes, eps: float) -> Mixer:
-    rows = torch.arange(sizes.in_width)  # stored: the gate, then the inputs of the recurrence
+    rows = np.arange(sizes.in_width)  # stored: the gate, then the inputs of the recurrence
     space = StateSpace(
         conv=_taps(loader, prefix + "conv1d.weight"),
         conv_bias=loader.fp32(prefix + "conv1d.bias") if sizes.conv_bias else None,
@@ -86,7 +88,7 @@ def _load_conv(loader: "WeightLoader", prefix: str, sizes: ConvSizes) -> Mixer:
 
 def _taps(loader: "WeightLoader", name: str) -> Tensor:
     """Return the weights of a convolution, stored as [channels, 1, kernel]: fp32 [kernel, channels]."""
-    return loader.fp32(name)[:, 0].t().contiguous()
+    return loader.fp32(name)[:, 0].T.contiguous()
 
 
 def _decay(loader: "WeightLoader", prefix: str, sizes: DeltaSizes | SpaceSizes) -> Tensor:
@@ -96,27 +98,27 @@ def _decay(loader: "WeightLoader", prefix: str, sizes: DeltaSizes | SpaceSizes) 
         return logs
     wide = logs.cpu().numpy().astype(np.float64)
     magnitudes = np.where(wide > 0, 1.0 / exp_fp64(-np.abs(wide)), exp_fp64(-np.abs(wide)))
-    return torch.from_numpy(-magnitudes.astype(np.float32)).to(logs.device)
+    return arrays_on(logs.device).from_numpy(-magnitudes.astype(np.float32))
 
 
-def _ungrouped_rows(sizes: DeltaSizes) -> list[Tensor]:
+def _ungrouped_rows(sizes: DeltaSizes) -> list[Ints]:
     """Return which rows of in_proj_qkvz and in_proj_ba, one after the other, are q, k, v, a, b and z."""
     groups, ratio = sizes.key_heads, sizes.value_heads // sizes.key_heads
     widths = [sizes.key_dim, sizes.key_dim, ratio * sizes.value_dim, ratio * sizes.value_dim]
-    qkvz = torch.arange(groups * sum(widths)).view(groups, -1)
-    q, k, v, z = torch.split(qkvz, widths, dim=1)
+    qkvz = np.arange(groups * sum(widths)).reshape(groups, -1)
+    q, k, v, z = np.split(qkvz, np.cumsum(widths[:-1]), axis=1)
     return [each.reshape(-1) for each in (q, k, v, *_rows_of_groups(sizes, groups * sum(widths)), z)]
 
 
-def _rows_of_ba(sizes: DeltaSizes) -> list[Tensor]:
+def _rows_of_ba(sizes: DeltaSizes) -> list[Ints]:
     """Return which rows of in_proj_qkv, in_proj_ba and in_proj_z, one after the other, are qkv, a, b and z."""
     end = sizes.conv_width + 2 * sizes.value_heads
     a, b = _rows_of_groups(sizes, sizes.conv_width)
-    return [torch.arange(sizes.conv_width), a, b, torch.arange(end, end + sizes.values)]
+    return [np.arange(sizes.conv_width), a, b, np.arange(end, end + sizes.values)]
 
 
-def _rows_of_groups(sizes: DeltaSizes, first: int) -> tuple[Tensor, Tensor]:
+def _rows_of_groups(sizes: DeltaSizes, first: int) -> tuple[Ints, Ints]:
     """Return which rows are a and b, if those of the value heads of a key head are together: b, then a."""
     groups = sizes.key_heads
-    b, a = (torch.arange(2 * sizes.value_heads) + first).view(groups, 2, -1).unbind(1)
+    b, a = (np.arange(2 * sizes.value_heads) + first).reshape(groups, 2, -1).swapaxes(0, 1)
     return a.reshape(-1), b.reshape(-1)

@@ -6,9 +6,9 @@ refused: such a token has no canonical bits. longrope has two sets of factors; w
 decided once, by the maximum context length (`DecoderConfig.for_length`).
 
 `rope_frequencies` follows transformers: every expression keeps the order of operations of the reference,
-in fp32 tensors and Python floats. Powers and logarithms are our own (`numerics/elementary.py`), as those of
-torch and libm depend on the machine; so a frequency may differ from that of transformers in its last bit.
-The names of the scaling classes are part of the fingerprint.
+in fp32 arrays and Python floats; a float divided by an array multiplies its reciprocal. Powers and logarithms
+are our own (`numerics/elementary.py`), as those of torch and libm depend on the machine; so a frequency may
+differ from that of transformers in its last bit. The names of the scaling classes are part of the fingerprint.
 """
 
 import math
@@ -20,9 +20,11 @@ from holdfast.errors import UnsupportedModel
 from holdfast.models.fields import Fields, read_bool, read_float, read_int, refuse
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
+    from numpy.typing import NDArray
 
     from holdfast.models.config import DecoderConfig
+    from holdfast.numerics.elementary import Floats
 
 MAX_CONTEXT = 1 << 24
 _MAX_FACTOR = 1e6
@@ -234,28 +236,28 @@ def _read_beta(rope: Fields, key: str, default: float) -> float:
     return default if rope.get(key) == 0 else read_float(rope, key, 0.0, _MAX_FACTOR, default)
 
 
-def rope_frequencies(config: "DecoderConfig", kind: RopeKind = "global") -> tuple["Tensor", "float | Tensor"]:
+def rope_frequencies(config: "DecoderConfig", kind: RopeKind = "global") -> "tuple[Floats, float | Floats]":
     """(inv_freq fp32 [head_dim / 2], the factor on cos and sin: one, or fp32 [head_dim / 2]).
 
     Dims that are not rotated have the frequency 0 and the factor 1: their cos is 1 and their sin 0.
     """
-    import torch  # here and below: parsing a configuration needs no torch
+    import numpy as np  # here and below: parsing a configuration needs no numpy
 
     if kind == "none":
-        return torch.zeros(config.head_dim // 2), 1.0
+        return np.zeros(config.head_dim // 2, np.float32), 1.0
     inv_freq, attention = _scaled_frequencies(config, kind)
-    if not (bool(torch.isfinite(inv_freq).all()) and math.isfinite(attention)):
+    if not (bool(np.isfinite(inv_freq).all()) and math.isfinite(attention)):
         raise UnsupportedModel(f"rope scaling {config.rope_scaling!r} gives frequencies that are not finite")
     num_fixed = config.head_dim // 2 - len(inv_freq)
     if not num_fixed:
         return inv_freq, attention
-    factors = torch.cat((torch.full_like(inv_freq, attention), torch.ones(num_fixed)))
-    return torch.cat((inv_freq, torch.zeros(num_fixed))), factors
+    factors = np.concatenate((np.full_like(inv_freq, attention), np.ones(num_fixed, np.float32)))
+    return np.concatenate((inv_freq, np.zeros(num_fixed, np.float32))), factors
 
 
-def _scaled_frequencies(config: "DecoderConfig", kind: RopeKind) -> tuple["Tensor", float]:
+def _scaled_frequencies(config: "DecoderConfig", kind: RopeKind) -> "tuple[Floats, float]":
     """(inv_freq fp32 [rotary_dim / 2], the factor on cos and sin)."""
-    import torch
+    import numpy as np
 
     theta = config.rope_theta
     if kind == "local":
@@ -274,15 +276,16 @@ def _scaled_frequencies(config: "DecoderConfig", kind: RopeKind) -> tuple["Tenso
         case YarnRope():
             return _yarn(positions, scaling, theta), _yarn_attention(scaling)
         case FactorsRope():
-            return plain / torch.tensor(scaling.factors, dtype=torch.float32), 1.0
+            divisors: Floats = np.array(scaling.factors, np.float32)
+            return plain / divisors, 1.0
         case LongRope():
             assert scaling.chosen is not None, "the maximum context length is not known yet"
             chosen = scaling.long_factors if scaling.chosen == "long" else scaling.short_factors
-            factors = torch.tensor(chosen, dtype=torch.float32)
+            factors: Floats = np.array(chosen, np.float32)
             return 1.0 / (factors * positions), scaling.attention_factor
 
 
-def rotary_order(config: "DecoderConfig") -> "Tensor | None":
+def rotary_order(config: "DecoderConfig") -> "NDArray[np.int64] | None":
     """Return the order in which the dims of q and k heads are loaded, int64 [head_dim]; None: as stored.
 
     Kernels rotate dims (i, i + head_dim / 2). A model that rotates other pairs has the same scores
@@ -291,25 +294,25 @@ def rotary_order(config: "DecoderConfig") -> "Tensor | None":
         interleaved     0 2 4 ... | 1 3 5 ...
         first R dims    0 .. R/2, half of the rest | R/2 .. R, the other half
     """
-    import torch
+    import numpy as np
 
     dim, rotary_dim = config.head_dim, config.rotary_dim
     if config.interleaved_rope:
-        return torch.arange(dim).view(-1, 2).t().reshape(-1)
+        return np.arange(dim).reshape(-1, 2).T.reshape(-1)
     if rotary_dim is None:
         return None
-    rotated, fixed = torch.arange(rotary_dim).view(2, -1), torch.arange(rotary_dim, dim).view(2, -1)
-    return torch.cat((rotated, fixed), 1).reshape(-1)
+    rotated, fixed = np.arange(rotary_dim).reshape(2, -1), np.arange(rotary_dim, dim).reshape(2, -1)
+    order: NDArray[np.int64] = np.concatenate((rotated, fixed), 1).reshape(-1)
+    return order
 
 
-def _position_frequencies(theta: float, dim: int) -> "Tensor":
+def _position_frequencies(theta: float, dim: int) -> "Floats":
     """Return theta ** (2 i / dim), fp32 [dim / 2]."""
     import numpy as np
-    import torch
 
     from holdfast.numerics.elementary import pow_fp32
 
-    return torch.from_numpy(pow_fp32(theta, np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)))
+    return pow_fp32(theta, np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))
 
 
 def _log(x: float) -> float:
@@ -318,29 +321,30 @@ def _log(x: float) -> float:
     return log_fp64(x)
 
 
-def _llama3(inv_freq: "Tensor", scaling: Llama3Rope) -> "Tensor":
-    import torch
+def _llama3(inv_freq: "Floats", scaling: Llama3Rope) -> "Floats":
+    import numpy as np
 
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     context = scaling.original_max_position_embeddings
-    wavelength = 2 * math.pi / inv_freq
+    wavelength = 1.0 / inv_freq * (2 * math.pi)
     is_long, is_short = wavelength > context / low, wavelength < context / high
-    stretched = torch.where(is_long, inv_freq / scaling.factor, inv_freq)
-    smooth = (context / wavelength - low) / (high - low)
+    stretched = np.where(is_long, inv_freq / scaling.factor, inv_freq)
+    smooth = (1.0 / wavelength * context - low) / (high - low)
     blended = (1 - smooth) * stretched / scaling.factor + smooth * stretched
-    return torch.where(~is_short & ~is_long, blended, stretched)
+    return np.where(~is_short & ~is_long, blended, stretched)
 
 
-def _yarn(positions: "Tensor", scaling: YarnRope, theta: float) -> "Tensor":
-    import torch
+def _yarn(positions: "Floats", scaling: YarnRope, theta: float) -> "Floats":
+    import numpy as np
 
     kept, interpolated = 1.0 / positions, 1.0 / (scaling.factor * positions)
     low, high = _yarn_range(scaling, 2 * len(positions), theta)
     if low == high:
         high += 0.001
-    steps = (torch.arange(len(positions), dtype=torch.float32) - low) / (high - low)
-    keep = 1 - torch.clamp(steps, 0, 1)
-    return interpolated * (1 - keep) + kept * keep
+    steps = (np.arange(len(positions), dtype=np.float32) - low) / (high - low)
+    keep = 1 - np.clip(steps, 0, 1)
+    blended: Floats = interpolated * (1 - keep) + kept * keep
+    return blended
 
 
 def _yarn_range(scaling: YarnRope, dim: int, theta: float) -> tuple[float, float]:

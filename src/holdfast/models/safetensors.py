@@ -3,11 +3,16 @@
 Only safetensors files in the folder itself are opened. A pickle can run code and is never loaded.
 """
 
+import json
 import logging
+import mmap
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
 from holdfast.models.checkpoint import (
@@ -21,10 +26,7 @@ from holdfast.models.checkpoint import (
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.fields import read_json
 from holdfast.models.stored_experts import MXFP4_SUFFIXES, ExpertPart, find_expert_part
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from holdfast.numerics.arrays import HOST_ARRAYS, DType, Tensor, host, rounded
 
 _log = logging.getLogger(__name__)
 # Where the tensors of the language model are: alone, or in a model with images.
@@ -38,7 +40,13 @@ _PREFIXES = {
 _MULTI_TOKEN = "mtp."
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensors")
 _MAX_SHARDS = 4096
-_DTYPES = ("F32", "F16", "BF16")
+_DTYPES = {
+    "F32": HOST_ARRAYS.float32,
+    "F16": HOST_ARRAYS.float16,
+    "BF16": HOST_ARRAYS.bfloat16,
+    "U8": HOST_ARRAYS.uint8,
+}
+_READABLE = ("F32", "F16", "BF16")
 
 
 class _OpenSlice(Protocol):
@@ -51,7 +59,28 @@ class _OpenFile(Protocol):
 
     def keys(self) -> list[str]: ...
     def get_slice(self, name: str) -> _OpenSlice: ...
-    def get_tensor(self, name: str) -> "Tensor": ...
+
+
+class _MappedFile:
+    """A safetensors file, mapped: its tensors share the file's memory."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:  # copy-on-write, because torch warns of arrays that are read-only
+            self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+        self._start = 8 + int(self._bytes[:8].view("<u8")[0])
+        self._entries = json.loads(self._bytes[8 : self._start].tobytes())
+
+    def read(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        first, last = (self._start + offset for offset in entry["data_offsets"])
+        return _numbers(self._bytes[first:last], entry["dtype"]).view(tuple(entry["shape"]))
+
+
+def _numbers(stored: NDArray[np.uint8], dtype: str) -> Tensor:
+    """Return bytes as numbers of a dtype, copied if they are not aligned."""
+    wanted = _DTYPES[dtype]
+    aligned = stored if stored.ctypes.data % wanted.itemsize == 0 else stored.copy()
+    return host(aligned).view(wanted)
 
 
 # Names of LFM2, of Granite's mixture of experts, of Falcon-H1, of Nemotron-H, and of OLMo Hybrid.
@@ -100,11 +129,11 @@ class SafetensorsCheckpoint:
         self.config: DecoderConfig = read_config(folder)
         self._shapes = expected_tensors(self.config)
         shards = _find_shards(folder)
-        self._headers = {name: _open_file(folder / name, "np") for name in sorted(set(shards.values()))}
+        self._headers = {name: _open_file(folder / name) for name in sorted(set(shards.values()))}
         self._stored = _joined_names({_plain_name(stored): stored for stored in shards}, self.config)
         self._shards = {name: shards[stored] for name, stored in self._stored.items()}
         self._names = {name: frozenset(file.keys()) for name, file in self._headers.items()}
-        self._files: dict[str, _OpenFile] = {}  # opened with torch when a tensor is read
+        self._files: dict[str, _MappedFile] = {}  # mapped when a tensor is read
         self._parts = self._find_parts()
         require_tensors(self._stored_shapes(), self._find_shape, str(folder))
         further = [stored for stored in shards if stored.startswith(_MULTI_TOKEN)]
@@ -121,37 +150,37 @@ class SafetensorsCheckpoint:
     def shape(self, name: str) -> Shape:
         return self._shapes[name]
 
-    def tensor(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
-        """Return the tensor as stored (sharing the file's memory), or rounded to `dtype`."""
+    def tensor(self, name: str, dtype: DType | None = None) -> Tensor:
+        """Return the tensor as stored, sharing the file's memory, or rounded to `dtype`."""
         if name not in self._shapes:
             raise KeyError(name)
         part = self._parts.get(name)
         stored = self._read(name) if part is None else part.read([self._read(one) for one in part.sources])
-        return stored if dtype is None else stored.to(dtype)
+        return rounded(stored, dtype)
 
     def raw(self, name: str) -> RawTensor:
         """Return the tensor's bytes: in the mapped file, or a copy if they are not together there."""
-        import torch
-
         part = self._parts.get(name)
         if part is not None and part.is_mxfp4:
             blocks, scales = (self._read(one)[part.at].flatten() for one in part.sources)
-            return RawTensor("MXFP4", torch.cat((blocks, scales)).numpy().data)
+            return RawTensor("MXFP4", np.concatenate((blocks, scales)).data)
         format_ = self._dtype(name if part is None else next(iter(part.sources)))
-        return RawTensor(format_, self.tensor(name).contiguous().view(-1).view(torch.uint8).numpy().data)
+        return RawTensor(
+            format_, self.tensor(name).contiguous().view(-1).view(HOST_ARRAYS.uint8).numpy().data
+        )
 
     def release(self) -> None:
         """Drop the maps of the files. A map ends with the last tensor that shares its memory."""
         self._files = {}
 
-    def _read(self, source: str) -> "Tensor":
-        return self._open(self._shards[source]).get_tensor(self._stored[source])
+    def _read(self, source: str) -> Tensor:
+        return self._open(self._shards[source]).read(self._stored[source])
 
-    def _open(self, shard: str) -> _OpenFile:
-        """Return the shard as torch maps it. Two threads may both open it, which does no harm."""
+    def _open(self, shard: str) -> _MappedFile:
+        """Return the mapped shard. Two threads may both map it, which does no harm."""
         file = self._files.get(shard)
         if file is None:
-            file = self._files[shard] = _open_file(self.path / shard, "pt")
+            file = self._files[shard] = _MappedFile(self.path / shard)
         return file
 
     def _find_parts(self) -> dict[str, ExpertPart]:
@@ -194,12 +223,19 @@ class SafetensorsCheckpoint:
     def _require_dtypes(self) -> None:
         for name in self._stored_shapes():
             is_mxfp4 = self.config.interleaved_experts and name.endswith(MXFP4_SUFFIXES)
-            stored, expected = self._dtype(name), ("U8",) if is_mxfp4 else _DTYPES
+            stored, expected = self._dtype(name), ("U8",) if is_mxfp4 else _READABLE
             if stored not in expected:
                 raise UnsupportedModel(
                     f"tensor {name} is stored as {stored}; Holdfast reads it in {', '.join(expected)}: "
                     "use the unquantised model or a GGUF of it"
                 )
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Return all tensors of a file, as stored, in memory of their own."""
+    names = _open_file(path).keys()
+    file = _MappedFile(path)
+    return {name: file.read(name).clone() for name in names}
 
 
 def _plain_name(stored: str) -> str:
@@ -248,7 +284,7 @@ def read_config(folder: Path) -> DecoderConfig:
 def _find_shards(folder: Path) -> dict[str, str]:
     """Return the name of each tensor's file."""
     if folder.joinpath(SINGLE_FILE).is_file():
-        return dict.fromkeys(_open_file(folder / SINGLE_FILE, "np").keys(), SINGLE_FILE)
+        return dict.fromkeys(_open_file(folder / SINGLE_FILE).keys(), SINGLE_FILE)
     if folder.joinpath(INDEX_FILE).is_file():
         return _read_index(folder / INDEX_FILE)
     pickles = sorted(each.name for each in folder.glob("*") if each.suffix in (".bin", ".pt", ".pth", ".pkl"))
@@ -275,14 +311,14 @@ def _read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _open_file(path: Path, framework: Literal["np", "pt"]) -> _OpenFile:
-    """ "np" is enough for names, shapes and dtypes, and imports no torch."""
+def _open_file(path: Path) -> _OpenFile:
+    """Open a file for names, shapes and dtypes. The library checks that it is whole."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise BadWeights(f"the shard {path.name} is missing from {path.parent}")
     try:
-        file: _OpenFile = safe_open(path, framework=framework, device="cpu")
+        file: _OpenFile = safe_open(path, framework="np")
         file.keys()
         return file
     except (SafetensorError, OSError, ValueError) as error:

@@ -24,14 +24,12 @@ gpt-oss in MXFP4, for both:
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from holdfast.errors import UnsupportedModel
 from holdfast.models.checkpoint import Shape
 from holdfast.models.config import DecoderConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from holdfast.models.gguf.dequantize import dequantize_mxfp4
+from holdfast.numerics.arrays import Tensor
 
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 _SHARED = re.compile(r"(.*\.mlp)\.(?:shared_expert\.)?(gate|up|down)_proj\.weight")
@@ -52,14 +50,12 @@ class ExpertPart:
     def is_mxfp4(self) -> bool:
         return len(self.sources) == 2
 
-    def read(self, sources: "Sequence[Tensor]") -> "Tensor":
+    def read(self, sources: Sequence[Tensor]) -> Tensor:
         """Return the tensor of the expert; MXFP4 as fp32."""
         parts = [source[self.at] for source in sources]
         if self.is_mxfp4:
-            from holdfast.models.gguf.dequantize import dequantize_mxfp4
-
-            return dequantize_mxfp4(*parts)
-        return parts[0].t() if self.is_transposed else parts[0]
+            return dequantize_mxfp4(parts[0].numpy(), parts[1].numpy())
+        return parts[0].T if self.is_transposed else parts[0]
 
 
 def find_expert_part(

@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import cast
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.errors import BadWeights
 from holdfast.models.checkpoint import (
@@ -26,6 +26,7 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
 from holdfast.models.mixer_loader import load_mixer
 from holdfast.models.rope import rotary_order
+from holdfast.numerics.arrays import DType, Tensor, arrays_on
 from holdfast.numerics.blocks import BlockBackend, Blocks, BlockSource
 from holdfast.numerics.experts import Expert, ExpertLinears, Experts, SigmoidScores
 from holdfast.numerics.layer import LayerWeights
@@ -41,7 +42,7 @@ _EMBEDDING = "model.embed_tokens.weight"
 def load_decoder(
     checkpoint: Checkpoint,
     backend: Backend,
-    dtype: torch.dtype,
+    dtype: DType,
     max_len: int,
     progress: Progress | None = None,
 ) -> Decoder:
@@ -67,7 +68,8 @@ def load_decoder(
     for index, prefix in enumerate(prefixes):
         layers.append(loader.layer(prefix, norms[index + 1], index))
         checkpoint.release()
-    tied = embedding if config.tie_word_embeddings and isinstance(embedding, Tensor) else None
+    is_shared = config.tie_word_embeddings and not isinstance(embedding, Blocks | Linear)
+    tied = cast(Tensor, embedding) if is_shared else None
     head = loader.head(tied) if shared is None else shared
     return Decoder(config, backend, embedding, norms[0], layers, head, max_len)
 
@@ -80,7 +82,7 @@ class WeightLoader:
         checkpoint: TensorSource,
         config: DecoderConfig,
         backend: Backend,
-        dtype: torch.dtype,
+        dtype: DType,
         progress: Progress | None = None,
     ) -> None:
         self._checkpoint = checkpoint
@@ -88,6 +90,7 @@ class WeightLoader:
         self._order = rotary_order(config)
         self._backend = backend
         self._device = backend.device
+        self.arrays = arrays_on(backend.device)
         self._dtype = dtype
         self._progress = progress
         self._done = 0
@@ -96,9 +99,7 @@ class WeightLoader:
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor on the device that does not share memory with the file."""
-        tensor = self._read(name)
-        moved = tensor.to(self._device)
-        return moved.clone() if moved is tensor and self._device.type == "cpu" else moved
+        return self._read(name, copies=True)
 
     def embedding(self) -> Tensor | Blocks:
         """Blocks are copied: a file that changes while it is served changes no answer."""
@@ -122,10 +123,10 @@ class WeightLoader:
         """Return the weight of a norm: in the dtype, or in fp32 with the family's offset added."""
         if self._config.norm == "rms":
             return self.tensor(name)
-        weight = self._read(name, torch.float32)
+        weight = self._read(name, self.arrays.float32)
         if weight.device.type == "meta":  # where torch needs seconds to add
             return weight
-        return (weight + self._config.norm_offset).to(self._device)
+        return weight + self._config.norm_offset
 
     def layer(self, prefix: str, next_norm: Tensor | None, index: int | None = None) -> LayerWeights:
         """Return the layer whose tensor names begin with `prefix`. Without an index it is none of the
@@ -165,7 +166,7 @@ class WeightLoader:
         if self._order is None:
             return weight
         heads = weight.view(-1, self._config.head_dim)
-        return heads.index_select(1, self._order.to(weight.device)).view(-1)
+        return heads.index_select(1, self.arrays.from_numpy(self._order)).view(-1)
 
     def _qkv(self, prefix: str) -> Linear:
         config = self._config
@@ -174,9 +175,9 @@ class WeightLoader:
             return self.linear(prefix, names, is_qkv=True)
         # Each head's q and gate are together in q_proj.
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        order = torch.arange(dim) if self._order is None else self._order
-        q, gate = torch.arange(2 * heads * dim).view(heads, 2, dim).unbind(1)
-        k, v = (torch.arange(2 * kv_heads * dim) + 2 * heads * dim).view(2, kv_heads, dim)
+        order = np.arange(dim) if self._order is None else self._order
+        q, gate = np.arange(2 * heads * dim).reshape(heads, 2, dim).swapaxes(0, 1)
+        k, v = (np.arange(2 * kv_heads * dim) + 2 * heads * dim).reshape(2, kv_heads, dim)
         parts = (q[:, order], k[:, order], v, gate)
         return self.gathered(prefix, names, [part.reshape(-1) for part in parts])
 
@@ -198,7 +199,7 @@ class WeightLoader:
     def _sigmoid_scores(self, name: str) -> SigmoidScores:
         config = self._config
         if not config.expert_bias:
-            bias = torch.zeros(config.num_experts, device=self._device)
+            bias = self.arrays.zeros(config.num_experts)
         else:
             bias = _require_finite(self.fp32(name), name, _ROUTES)
         return SigmoidScores(bias, config.routed_scale, config.router_eps)
@@ -225,8 +226,7 @@ class WeightLoader:
 
     def _sinks(self, name: str) -> Tensor:
         """fp32, as scores are."""
-        sinks = self._read(name, torch.float32)
-        return _require_finite(sinks, name, "it is part of every score's softmax").to(self._device, copy=True)
+        return _require_finite(self.fp32(name), name, "it is part of every score's softmax")
 
     def linear(self, prefix: str, names: Sequence[str], *, is_qkv: bool = False) -> Linear:
         """Join several projections of one input to one linear layer."""
@@ -240,13 +240,13 @@ class WeightLoader:
             self._reorder_heads(weight)
         return self._backend.pack(weight, self._bias(prefix, names, is_qkv=is_qkv))
 
-    def gathered(self, prefix: str, names: Sequence[str], rows: Sequence[Tensor]) -> Linear:
+    def gathered(self, prefix: str, names: Sequence[str], rows: Sequence[NDArray[np.int64]]) -> Linear:
         """Join projections of one input, and put their rows into another order. rows: of all of them, one
         after the other, int64; each part of these is in one of the projections."""
         blocks = self._blocks([f"{prefix}{name}.weight" for name in names])
-        order = torch.cat(list(rows))
+        order = self.arrays.from_numpy(np.concatenate(rows))
         bias = self._bias(prefix, names, is_qkv=False)
-        bias = None if bias is None else bias.index_select(0, order.to(bias.device))
+        bias = None if bias is None else bias.index_select(0, order)
         if blocks is not None:
             ends = list(accumulate(block.out_features for block in blocks))
             parts = []
@@ -256,11 +256,11 @@ class WeightLoader:
                 parts.append(replace(blocks[index], data=blocks[index].data[part - first]))
             return cast(BlockBackend, self._backend).pack_blocks(parts, bias)
         weight = self._fused([f"{prefix}{name}.weight" for name in names])
-        return self._backend.pack(weight.index_select(0, order.to(weight.device)), bias)
+        return self._backend.pack(weight.index_select(0, order), bias)
 
     def fp32(self, name: str) -> Tensor:
         """Return a tensor in fp32 on the device."""
-        return self._read(name, torch.float32).to(self._device, copy=True)
+        return self._read(name, self.arrays.float32, copies=True)
 
     def _bias(self, prefix: str, names: Sequence[str], *, is_qkv: bool) -> Tensor | None:
         """[sum of outputs], or None."""
@@ -297,7 +297,7 @@ class WeightLoader:
         config = self._config
         num_rows = (config.num_heads + config.num_kv_heads) * config.head_dim - first_row
         heads = qkv[: max(0, num_rows)].view(-1, config.head_dim, *qkv.shape[1:])
-        heads.copy_(heads[:, self._order.to(qkv.device)])
+        heads.copy_(heads[:, arrays_on(qkv.device).from_numpy(self._order)])
 
     def _reorder_blocks(self, parts: Sequence[Blocks]) -> list[Blocks]:
         if self._order is None:
@@ -316,7 +316,7 @@ class WeightLoader:
             return self.tensor(names[0])
         shapes = [self._checkpoint.shape(name) for name in names]
         num_outputs = sum(shape[0] for shape in shapes)
-        fused = torch.empty((num_outputs, *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        fused = self.arrays.empty((num_outputs, *shapes[0][1:]), dtype=self._dtype)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
             fused[start : start + shape[0]].copy_(self._read(name))
@@ -326,16 +326,15 @@ class WeightLoader:
     def _optional(self, prefix: str, name: str | None) -> Tensor | None:
         return None if name is None else self.norm(prefix + name)
 
-    def _read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def _read(self, name: str, dtype: DType | None = None, *, copies: bool = False) -> Tensor:
+        """Return a tensor on the device, rounded once. Unless it copies, it may share the file's memory."""
+        tensor = self.arrays.from_numpy(self._checkpoint.tensor(name))
         parts = self._scales.get(name.split(".", 3)[-1])
-        if parts is None:
-            tensor = self._checkpoint.tensor(name, dtype or self._dtype)
-        else:
-            factors = torch.cat([torch.full((rows, 1), factor) for rows, factor in parts])
-            wide = self._checkpoint.tensor(name, torch.float32)
-            tensor = (wide * factors.to(wide.device)).to(dtype or self._dtype)
+        if parts is not None:
+            factors = [self.arrays.full((rows, 1), factor) for rows, factor in parts]
+            tensor = tensor.float() * self.arrays.cat(factors)
         self._count()
-        return tensor
+        return tensor.to(dtype or self._dtype, copy=copies and self._device.type == "cpu")
 
     def _count(self) -> None:
         self._done += 1

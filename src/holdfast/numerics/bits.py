@@ -1,14 +1,11 @@
-"""Comparison of tensors bit by bit."""
+"""Comparison of arrays bit by bit."""
 
-import torch
-from torch import Tensor
-
-_AS_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from holdfast.numerics.arrays import Tensor, arrays_on
 
 
-def bits_of(tensor: Tensor) -> Tensor:
+def bits_of(array: Tensor) -> Tensor:
     """Return the same numbers as integers, in the same memory: -0 is not 0, and a NaN equals itself."""
-    return tensor.view(_AS_INTEGER[tensor.dtype.itemsize])
+    return array.view(arrays_on(array.device).dtype(f"int{8 * array.dtype.itemsize}"))
 
 
 def bits_differ(one: Tensor, other: Tensor) -> Tensor:

@@ -6,10 +6,11 @@ product is defined in `backends/c/blocks.h`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from holdfast.numerics.arrays import Tensor, host
 
 if TYPE_CHECKING:
     from holdfast.numerics.ops import Linear
@@ -79,7 +80,7 @@ class BlockBackend(Protocol):
         """As `embed_blocks`, from a weight that `pack_blocks` made of one part: a tied LM head."""
 
 
-def find_bad_scale(format_name: str, data: Tensor) -> int | None:
+def find_bad_scale(format_name: str, data: Any) -> int | None:
     """Return the first block with a scale that is infinite or NaN. data: uint8 [bytes]; other formats have
     none."""
     form = BLOCK_FORMATS.get(format_name)
@@ -88,25 +89,25 @@ def find_bad_scale(format_name: str, data: Tensor) -> int | None:
     for at in range(form.scales.start + 1, form.scales.stop, 2):  # the high byte of an fp16 number
         exponents = data[at :: form.num_bytes] & 0x7C
         if int(exponents.max()) == 0x7C:
-            return int((exponents == 0x7C).nonzero()[0])
+            return int(np.argmax(np.asarray(exponents == 0x7C)))
     return None
 
 
 def random_blocks(format_name: str, out_features: int, in_features: int, seed: int) -> Blocks:
     """Return blocks of random bits whose scales are of all sizes from 2^-12 to 2^3 and of both signs, so that
     a sum in another order has other bits."""
-    form, generator = BLOCK_FORMATS[format_name], torch.Generator().manual_seed(seed)
+    form, generator = BLOCK_FORMATS[format_name], np.random.default_rng(seed)
     num_blocks = out_features * in_features // form.length
-    data = torch.randint(0, 256, (num_blocks, form.num_bytes), dtype=torch.uint8, generator=generator)
-    exponents = torch.randint(3, 19, data[:, form.scales][:, 1::2].shape, generator=generator)
-    return blocks_of(format_name, data, exponents.to(torch.uint8), out_features)
+    data = generator.integers(0, 256, (num_blocks, form.num_bytes), np.uint8)
+    exponents = generator.integers(3, 19, data[:, form.scales][:, 1::2].shape, np.uint8)
+    return blocks_of(format_name, data, exponents, out_features)
 
 
-def blocks_of(format_name: str, data: Tensor, exponents: Tensor, out_features: int) -> Blocks:
+def blocks_of(format_name: str, data: Any, exponents: Any, out_features: int) -> Blocks:
     """Return a matrix of the blocks `data`, uint8 [blocks, bytes], whose scales get these exponents, uint8
     [blocks, scales] from 1 to 30. data is changed."""
     form = BLOCK_FORMATS[format_name]
     high = data[:, form.scales][:, 1::2]  # sign, exponent and two bits of the mantissa
     data[:, form.scales][:, 1::2] = (high & 0x83) | (exponents << 2)
     in_features = data.shape[0] * form.length // out_features
-    return Blocks(format_name, data.view(out_features, -1), in_features)
+    return Blocks(format_name, host(data.reshape(out_features, -1)), in_features)

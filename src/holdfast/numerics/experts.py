@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from holdfast.numerics.arrays import Tensor, arrays_on
+
+_LARGEST = float.fromhex("0x1.fffffep127")  # of fp32
 
 if TYPE_CHECKING:
     from holdfast.numerics.layer import LayerShape
@@ -78,7 +79,7 @@ def run_experts(ops: "Backend", x: Tensor, layer: Experts, shape: "LayerShape", 
     outputs = _expert_outputs(ops, x, ids, experts, shape)  # [tokens, k, hidden]
     total = ops.combine(outputs, weights)  # fp32 [tokens, hidden]
     if layer.shared is not None:
-        shared = _run_expert(ops, x, layer.shared, shape, canonical=canonical).to(torch.float32)
+        shared = _run_expert(ops, x, layer.shared, shape, canonical=canonical).float()
         if layer.shared_gate is not None:
             shared = shared * sigmoid(ops, ops.logits(x, layer.shared_gate, canonical=True))
         total += shared
@@ -98,7 +99,7 @@ def route(
 
     A logit that is no number is the lowest.
     """
-    lowest, highest = torch.finfo(torch.float32).min / 4, torch.finfo(torch.float32).max / 4
+    lowest, highest = -_LARGEST / 4, _LARGEST / 4
     logits = logits.nan_to_num(nan=lowest, posinf=highest, neginf=lowest)
     if sigmoid is not None:
         return _route_by_sigmoid(ops, logits, top_k, sigmoid, normalizes=normalizes)
@@ -131,15 +132,15 @@ def _sum_in_order(weights: Tensor) -> Tensor:
 def combine(outputs: Tensor, weights: Tensor) -> Tensor:
     """outputs [tokens, k, hidden], weights fp32 [tokens, k] -> fp32 [tokens, hidden], added in the
     order of k. Every product and every sum is rounded to fp32."""
-    total = outputs[:, 0].to(torch.float32) * weights[:, :1]
+    total = outputs[:, 0].float() * weights[:, :1]
     for k in range(1, outputs.shape[1]):
-        total += outputs[:, k].to(torch.float32) * weights[:, k : k + 1]
+        total += outputs[:, k].float() * weights[:, k : k + 1]
     return total
 
 
 def sigmoid(ops: "Backend", x: Tensor) -> Tensor:
     """1 / (1 + e^-x) of fp32 x."""
-    return ops.exp(-x).add_(1.0).reciprocal_()
+    return 1.0 / (ops.exp(-x) + 1.0)
 
 
 def _expert_outputs(
@@ -148,10 +149,11 @@ def _expert_outputs(
     """x [tokens, hidden], ids int64 [tokens, k] -> the output of each token's experts, [tokens, k,
     hidden]."""
     num_tokens, top_k = ids.shape
+    xp = arrays_on(x.device)
     order = ids.flatten().argsort(stable=True)  # int64 [tokens * k]: by expert, then by token
-    counts = torch.bincount(ids.flatten(), minlength=len(experts)).tolist()
+    counts = xp.bincount(ids.flatten(), minlength=len(experts)).tolist()
     rows = x.index_select(0, order // top_k)
-    outputs = torch.empty_like(rows)
+    outputs = xp.empty_like(rows)
     start = 0
     for expert, count in zip(experts, counts, strict=True):
         if count:

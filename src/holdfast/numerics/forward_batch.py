@@ -11,7 +11,7 @@ Padding tokens come last; they write no KV and attend to nothing.
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from holdfast.numerics.arrays import Tensor
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
-
+from holdfast.numerics.arrays import Tensor
 from holdfast.numerics.experts import Experts, activate
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.recurrence import Mixer, run_mixer

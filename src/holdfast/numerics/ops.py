@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
+from holdfast.numerics.arrays import Device, DType, Tensor
 from holdfast.numerics.experts import ExpertLinears, Experts, SigmoidScores
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer, StateLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
@@ -32,7 +30,7 @@ class Linear:
     bias: Tensor | None  # fp32 [N]
     in_features: int
     out_features: int
-    dtype: torch.dtype
+    dtype: DType
     # Triton: 0 is the library's own GEMM, rounded by it. S >= 1 is split-K: the fp32 partial sums
     # of S splits are added in order, then the bias, then rounded once.
     split_k: int = 0
@@ -73,7 +71,7 @@ class Backend(Protocol):
     def can(self) -> Capabilities: ...
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> Device: ...
 
     @property
     def build(self) -> str:

@@ -12,8 +12,7 @@ decode. So the state after n tokens is a function of these tokens alone, however
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from torch import Tensor
-
+from holdfast.numerics.arrays import Tensor
 from holdfast.numerics.forward_batch import ForwardBatch, StateLayer
 
 if TYPE_CHECKING:

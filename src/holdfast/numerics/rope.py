@@ -6,19 +6,16 @@ alone, so a shorter table is a prefix of a longer one, bit for bit.
 """
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from holdfast.numerics.elementary import cos_sin_fp32
+from holdfast.numerics.elementary import Floats, cos_sin_fp32
 
 ROPE_CHUNK = 128  # positions that are computed at once: their intermediate results stay in the cache
 
 
-def rope_tables(inv_freq: Tensor, attention_scaling: float | Tensor, max_len: int) -> tuple[Tensor, Tensor]:
+def rope_tables(inv_freq: Floats, attention_scaling: float | Floats, max_len: int) -> tuple[Floats, Floats]:
     """inv_freq fp32 [D / 2] -> cos, sin fp32 [max_len, D / 2], scaled by `attention_scaling`, one factor
     or fp32 [D / 2]."""
-    cos, sin = (torch.empty(max_len, len(inv_freq), dtype=torch.float32) for _ in range(2))
+    cos, sin = (np.empty((max_len, len(inv_freq)), np.float32) for _ in range(2))
     for start in range(0, max_len, ROPE_CHUNK):
         end = min(start + ROPE_CHUNK, max_len)
         cos[start:end], sin[start:end] = rope_chunk(inv_freq, attention_scaling, start, end - start)
@@ -26,11 +23,10 @@ def rope_tables(inv_freq: Tensor, attention_scaling: float | Tensor, max_len: in
 
 
 def rope_chunk(
-    inv_freq: Tensor, attention_scaling: float | Tensor, start: int, count: int = ROPE_CHUNK
-) -> tuple[Tensor, Tensor]:
+    inv_freq: Floats, attention_scaling: float | Floats, start: int, count: int = ROPE_CHUNK
+) -> tuple[Floats, Floats]:
     """Return positions start to start + count of the tables, fp32 [count, D / 2]."""
-    freq: NDArray[np.float32] = inv_freq.to(torch.float32).numpy()
-    angles = np.arange(start, start + count, dtype=np.float32)[:, None] * freq  # [count, D / 2]
+    angles = np.arange(start, start + count, dtype=np.float32)[:, None] * inv_freq  # [count, D / 2]
     factor = np.asarray(attention_scaling, dtype=np.float32)
     cos, sin = cos_sin_fp32(angles)
-    return torch.from_numpy(cos * factor), torch.from_numpy(sin * factor)
+    return cos * factor, sin * factor

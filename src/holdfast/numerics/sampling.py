@@ -20,7 +20,7 @@ back and freed with its pages, and there are no counts to keep.
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from holdfast.numerics.arrays import Tensor
 
 
 @dataclass(frozen=True)

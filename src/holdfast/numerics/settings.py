@@ -2,7 +2,7 @@
 
 The number of threads is decided once per process; a call with another number raises, because tokens
 computed before and after could differ in bits. Environment variables are read at every call.
-`our_settings` makes torch's own settings those recorded here, at every build and every step.
+`our_settings` makes the settings those recorded here, at every build and every step.
 """
 
 import os
@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from holdfast.errors import ConfigError
-from holdfast.numerics.settings_guard import decide_num_threads, leave_applied
+from holdfast.numerics.arrays import HOST, Device
+from holdfast.numerics.settings_guard import decide_num_threads
 
 # Variables without effect: the number of threads is set here.
 _OVERRULED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -63,15 +62,12 @@ class NumericSettings:
         return {name: value for name, value in self.as_dict().items() if name != left_out}
 
 
-_CPU = torch.device("cpu")
-
-
-def numeric_settings(num_threads: int | None = None, *, device: torch.device = _CPU) -> NumericSettings:
+def numeric_settings(num_threads: int | None = None, *, device: Device = HOST) -> NumericSettings:
     """Return the settings of an engine on this device. num_threads: None is the number decided before, at
-    first torch's default."""
+    first the machine's."""
     if num_threads is not None and num_threads < 1:
         raise ConfigError(f"num_threads is {num_threads}; it must be at least 1")
-    decided = decide_num_threads(num_threads)
+    decided = decide_num_threads(num_threads, device)
     if num_threads is not None and num_threads != decided:
         raise ConfigError(
             f"the numeric settings are for {decided} threads and cannot change to "
@@ -84,17 +80,33 @@ def numeric_settings(num_threads: int | None = None, *, device: torch.device = _
     return NumericSettings(
         threads=decided,
         matmul_precision="highest",
-        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        cpu_capability=_cpu_capability(device),
         environment=tuple(sorted(variables.items())),
         cuda=tuple((name, False) for name in _REDUCED_PRECISION) if on_cuda else (),
     )
 
 
-def apply_numeric_settings(num_threads: int | None = None, *, device: torch.device = _CPU) -> NumericSettings:
+def apply_numeric_settings(
+    num_threads: int | None = None, *, device: Device | None = None
+) -> NumericSettings:
     """Decide the settings and leave torch with them, for code that runs outside a guard."""
+    import torch
+
+    from holdfast.numerics.backends.torch.settings_guard import leave_applied
+
+    device = device or torch.device("cpu")
     settings = numeric_settings(num_threads, device=device)
     leave_applied(device)
     return settings
+
+
+def _cpu_capability(device: Device) -> str:
+    """Return the instructions that torch's own kernels use, if they compute."""
+    if device is HOST:
+        return ""
+    import torch
+
+    return torch.backends.cpu.get_cpu_capability()
 
 
 def _variables(beginnings: tuple[str, ...], *, but: tuple[str, ...]) -> dict[str, str]:

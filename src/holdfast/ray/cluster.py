@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,8 @@ def _num_gpus() -> float:
     """Count the GPUs of the cluster, or before it is joined of this machine: `serve run` builds applications there."""
     if ray.is_initialized():
         return float(ray.cluster_resources().get("GPU", 0))
+    if find_spec("torch") is None:
+        return 0.0
     import torch
 
     return torch.cuda.device_count()

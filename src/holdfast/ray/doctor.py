@@ -2,7 +2,6 @@
 
 import platform
 from collections.abc import Iterator
-from importlib import metadata
 from typing import Any, Literal
 
 import ray
@@ -10,6 +9,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from holdfast.errors import ConfigError
 from holdfast.ray.cluster import cluster, show_resources
+from holdfast.receipts.machine import library_version
 from holdfast.version import __version__
 
 Mark = Literal["good", "note", "bad", "plain"]
@@ -58,7 +58,7 @@ def _check_nodes() -> Iterator[Finding]:
 
 def node_versions() -> dict[str, str]:
     """Return the versions that decide whether a node's replicas agree with others."""
-    packages = {name: metadata.version(name) for name in ("torch", "msgspec")}
+    packages = {name: library_version(name) or "none" for name in ("torch", "msgspec")}
     versions = {"holdfast": __version__, "python": platform.python_version(), "ray": str(ray.__version__)}
     return versions | packages
 

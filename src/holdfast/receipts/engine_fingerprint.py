@@ -9,7 +9,7 @@ only).
 
 With C kernels also the machine: CPU, compiler, libraries, environment and threads. The sources of the
 kernels fix every operation and every order, and they call no library for a number. Outside of them only
-operations of torch and numpy run that copy, round, or compute one correctly rounded result. The canary shows
+operations of numpy run that copy, round, or compute one correctly rounded result. The canary shows
 a build that computes otherwise. It also has the tokenizer's ids of a fixed text and the chat template's
 renderings of fixed messages, in place of the versions of the libraries that compute them. The grammar library
 is named in the receipts of structured answers (`structured.behaviour`).
@@ -35,7 +35,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-import torch
+import numpy as np
 
 from holdfast.errors import EngineStopped
 from holdfast.models.checkpoint import Checkpoint
@@ -143,14 +143,16 @@ def digest_rope_tables(config: DecoderConfig) -> str:
     for kind in config.rope_kinds:
         inv_freq, attention_scaling = rope_frequencies(config, kind)
         for start in _ROPE_STARTS:
-            tables = torch.stack(rope_chunk(inv_freq, attention_scaling, start))  # fp32 [2, 128, D / 2]
-            digest.update(tables.numpy().tobytes())
+            tables = np.stack(rope_chunk(inv_freq, attention_scaling, start))  # fp32 [2, 128, D / 2]
+            digest.update(tables.tobytes())
     return digest.hexdigest()
 
 
 def library_parts(of_backend: Sequence[str]) -> dict[str, JsonValue]:
     """Return versions of the libraries that decide prompts, logits and tokens. numpy is not one of them: only
     operations of it are used whose result IEEE 754 defines."""
+    import torch
+
     names = ("tokenizers", "jinja2", "llguidance", *of_backend)
     build = [line for line in torch.__config__.show().splitlines() if "CPU capability" not in line]
     return {

@@ -94,7 +94,7 @@ def require_llguidance() -> None:
     if find_spec("llguidance") is None:
         raise InvalidRequest(
             "structured output needs llguidance, which is not installed; "
-            "install it with: pip install 'holdfast[structured]'"
+            "install it with: pip install llguidance"
         )
 
 

@@ -15,13 +15,12 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from holdfast.core.results import ThoughtIds
 from holdfast.models.decoder import Decoder
 from holdfast.models.weight_loader import WeightLoader
+from holdfast.numerics.arrays import Tensor, arrays_on
 from holdfast.numerics.attention_tiles import Tiles, list_tiles
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.layer import LayerWeights, write_kv
@@ -56,13 +55,14 @@ class ThoughtBlocks:
     ) -> None:
         self.config = config
         self._decoder = decoder
+        self._arrays = arrays_on(decoder.backend.device)
         self._t, self._c = t, c
         self._queries, self._scale = queries, scale  # [c, hidden], [hidden]
         self._start = self._ids([config.start_id])
         self._uniform: dict[tuple[int, int, int], ForwardBatch] = {}
         self._states: OrderedDict[ThoughtIds, Tensor] = OrderedDict()
         backend, model = decoder.backend, decoder.config
-        self._max_states = max(MAX_CHUNKS, _STATE_CACHE_BYTES // (queries.numel() * queries.element_size()))
+        self._max_states = max(MAX_CHUNKS, _STATE_CACHE_BYTES // (queries.nbytes))
         self._num_pages = -(-config.longest // backend.page_size)  # per chunk
         self._kv = backend.new_kv_layer(
             MAX_CHUNKS * self._num_pages, model.num_kv_heads, model.head_dim
@@ -72,7 +72,7 @@ class ThoughtBlocks:
         """Run T on n chunks' hidden states, [n, c, hidden]. Return a thought for each."""
         return [
             thought
-            for part in torch.split(hidden, MAX_CHUNKS)
+            for part in self._arrays.split(hidden, MAX_CHUNKS)
             for thought in (self._think(part, canonical) if len(part) else ())
         ]
 
@@ -84,7 +84,7 @@ class ThoughtBlocks:
             self._states.update(zip(part, self._compress(part), strict=True))
         for thought in thoughts:
             self._states.move_to_end(thought)
-        states = torch.stack([self._states[thought] for thought in thoughts])
+        states = self._arrays.stack([self._states[thought] for thought in thoughts])
         while len(self._states) > self._max_states:
             self._states.popitem(last=False)
         return states
@@ -93,7 +93,7 @@ class ThoughtBlocks:
         """Return the first token of each of n thoughts, int64 [n]. hidden: [n, c, hidden]."""
         n, c, width = hidden.shape
         self._write_kv(self._t, hidden.view(n * c, width), self._uniform_batch(n, 0, c), canonical)
-        return self.next_token(self._start.repeat(n), 0, canonical=canonical)
+        return self.next_token(self._arrays.tile(self._start, (n,)), 0, canonical=canonical)
 
     def next_token(
         self, token_ids: Tensor, count: int, *, canonical: bool, which: Sequence[int] | None = None
@@ -134,7 +134,7 @@ class ThoughtBlocks:
         which, lengths = np.arange(n), np.array([len(thought) for thought in thoughts])
         tokens = self._decoder.embed(self._ids(list(chain.from_iterable(thoughts))))
         self._write_kv(self._c, tokens, self._batch(which, np.zeros(n, np.int64), lengths), canonical=True)
-        queries = self._queries.repeat(n, 1)
+        queries = self._arrays.tile(self._queries, (n, 1))
         made = self._run(self._c, queries, self._batch(which, lengths, np.full(n, c)), canonical=True)
         return [state * self._scale for state in made.view(n, c, -1)]
 
@@ -164,21 +164,21 @@ class ThoughtBlocks:
     def _batch(self, which: Ints, starts: Ints, lengths: Ints) -> ForwardBatch:
         """Return `lengths[i]` tokens of the sequence of chunk `which[i]`, from position `starts[i]`."""
         backend = self._decoder.backend
-        size, device = backend.page_size, backend.device
+        size, from_numpy = backend.page_size, self._arrays.from_numpy
         bounds = np.concatenate(([0], np.cumsum(lengths)))
         owners = np.repeat(np.arange(len(which)), lengths)
         positions = starts[owners] + np.arange(len(owners)) - bounds[owners]
         table = which[:, None] * self._num_pages + np.arange(self._num_pages)
         slots = table[owners, positions // size] * size + positions % size
-        at, slot = torch.from_numpy(np.stack((positions, slots))).to(device)
+        at, slot = from_numpy(np.stack((positions, slots)))
         tiles = self._tiles(bounds)
         return ForwardBatch(
-            token_ids=torch.zeros_like(at),
+            token_ids=self._arrays.zeros_like(at),
             positions=at,
             slots=slot,
-            span_starts=torch.from_numpy(bounds.astype(np.int32)).to(device),
-            page_table=torch.from_numpy(table.astype(np.int32)).to(device),
-            tiles=None if tiles is None else torch.from_numpy(tiles).to(device),
+            span_starts=from_numpy(bounds.astype(np.int32)),
+            page_table=from_numpy(table.astype(np.int32)),
+            tiles=None if tiles is None else from_numpy(tiles),
             num_short_tiles=0 if tiles is None else len(tiles),
         )
 
@@ -191,7 +191,7 @@ class ThoughtBlocks:
         return list_tiles(bounds, lambda _: tokens, self._num_pages)[0]
 
     def _ids(self, token_ids: Sequence[int]) -> Tensor:
-        return torch.tensor(token_ids, dtype=torch.int64, device=self._decoder.backend.device)
+        return self._arrays.tensor(token_ids, dtype=self._arrays.int64)
 
 
 def load_blocks(folder: Path, config: ThinkingConfig, decoder: Decoder) -> ThoughtBlocks:

@@ -7,10 +7,8 @@ All chunks continue as long as one of them does; tokens after a chunk's end toke
 host reads every token: most thoughts are trivial and end with the first.
 """
 
-import torch
-from torch import Tensor
-
 from holdfast.core.results import ThoughtIds
+from holdfast.numerics.arrays import Tensor, arrays_on
 from holdfast.thinking.blocks import MAX_CHUNKS, ThoughtBlocks
 from holdfast.worker.cuda_graphs import Recorder, Work, gc_paused
 
@@ -24,9 +22,9 @@ class ThoughtGraphs:
     def __init__(self, blocks: ThoughtBlocks, residuals: Tensor, recorder: Recorder) -> None:
         config = blocks.config
         self._blocks, self._residuals, self._config = blocks, residuals, config
-        most, device = _SIZES[-1], residuals.device
-        self._slots = torch.full((most, config.chunk), -1, dtype=torch.int64, device=device)
-        self._tokens = torch.zeros((config.max_thought, most), dtype=torch.int64, device=device)
+        most, xp = _SIZES[-1], arrays_on(residuals.device)
+        self._slots = xp.full((most, config.chunk), -1, dtype=xp.int64)
+        self._tokens = xp.zeros((config.max_thought, most), dtype=xp.int64)
         self._graphs: dict[tuple[int, int, bool], Work] = {}
         with gc_paused():
             for size in reversed(_SIZES):
@@ -38,7 +36,9 @@ class ThoughtGraphs:
     def think(self, slots: Tensor, *, canonical: bool) -> list[ThoughtIds]:
         """Return the thoughts after n chunks. slots: int64 [n, c]."""
         return [
-            thought for some in torch.split(slots, _SIZES[-1]) for thought in self._think(some, canonical)
+            thought
+            for some in arrays_on(slots.device).split(slots, _SIZES[-1])
+            for thought in self._think(some, canonical)
         ]
 
     def _think(self, slots: Tensor, canonical: bool) -> list[ThoughtIds]:

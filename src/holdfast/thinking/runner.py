@@ -20,14 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from holdfast.core.results import ThoughtIds
 from holdfast.core.step_plan import Pass, Span
 from holdfast.errors import ConfigError
 from holdfast.models.decoder import Decoder, LayerHook
+from holdfast.numerics.arrays import Device, DType, Tensor, arrays_on
 from holdfast.numerics.backends.cpu import untouched_zeros
 from holdfast.numerics.bits import bits_of
 from holdfast.numerics.forward_batch import ForwardBatch
@@ -74,9 +73,10 @@ class ThoughtRunner:
             raise ConfigError(
                 f"the thinking states of {num_pages} KV pages cannot be allocated; lower kv_memory"
             ) from error
-        self.has_state = torch.zeros(num_slots + 1, dtype=torch.bool, device=device)
+        xp = self._arrays = arrays_on(device)
+        self.has_state = xp.zeros(num_slots + 1, dtype=xp.bool)
         self._graphs: ThoughtGraphs | None = None
-        self._state_slots = torch.empty(0, dtype=torch.int64, device=device)  # input of captured passes
+        self._state_slots = xp.empty(0, dtype=xp.int64)  # input of captured passes
 
     @property
     def needs_all_tokens(self) -> bool:
@@ -85,7 +85,7 @@ class ThoughtRunner:
 
     def capture(self, max_tokens: int, recorder: Recorder) -> None:
         """Capture T as CUDA graphs. Allocate the state slots that captured passes read."""
-        self._state_slots = torch.full((max_tokens,), -1, dtype=torch.int64, device=self.residuals.device)
+        self._state_slots = self._arrays.full((max_tokens,), -1, dtype=self._arrays.int64)
         self._graphs = ThoughtGraphs(self._blocks, self.residuals, recorder)
 
     def release(self) -> None:
@@ -121,8 +121,8 @@ class ThoughtRunner:
             if layers_done == config.l_in:
                 # For all tokens of the padded pass: that is the batch size that is certified.
                 has_state = self.has_state[given][:, None]
-                residual.copy_(torch.where(has_state, residual + self.states[given], residual))
-                x.copy_(torch.where(has_state, backend.rms_norm(residual, norm, shape.eps), x))
+                residual.copy_(self._arrays.where(has_state, residual + self.states[given], residual))
+                x.copy_(self._arrays.where(has_state, backend.rms_norm(residual, norm, shape.eps), x))
             if layers_done == config.l_out:
                 self.residuals[slots] = residual
 
@@ -289,7 +289,7 @@ class ThoughtCheck:
         states = copies.add(self._states_differ())  # bool [chunks]
 
         def read() -> str | None:
-            for (index,) in residuals.nonzero()[:1].tolist():
+            for index in np.flatnonzero(residuals.numpy())[:1].tolist():
                 return f"the input of T at position {span.start + index}"
             guesses = guesses_of(span)
             expected = (*guesses, *found[len(guesses) :])  # the span has no guess after its last token
@@ -308,12 +308,12 @@ class ThoughtCheck:
         return differs.view(-1, self._runner.chunk).any(1)
 
 
-def slot_bytes(hidden_size: int, dtype: torch.dtype) -> int:
+def slot_bytes(hidden_size: int, dtype: DType) -> int:
     return 2 * hidden_size * dtype.itemsize + 1
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: DType, device: Device) -> Tensor:
     """Return zeros. On a CPU they take no memory until they are written."""
     if device.type == "cpu":
-        return untouched_zeros(shape, dtype)
-    return torch.zeros(shape, dtype=dtype, device=device)
+        return untouched_zeros(shape, dtype, device)
+    return arrays_on(device).zeros(shape, dtype=dtype)

@@ -22,13 +22,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import Any, Protocol
 
 from holdfast.core.garbage_collection import paused_collection
 from holdfast.models.decoder import Decoder, LayerHook
+from holdfast.numerics.arrays import Tensor, arrays_on
 from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.worker.input_batch import (
@@ -71,20 +69,22 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Captures CUDA graphs that share one memory pool. Called on its own stream."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any) -> None:
+        import torch
+
+        self._cuda, self._stream = torch.cuda, stream
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Work) -> Work:
         work()  # kernels are compiled and libraries choose their algorithms outside of the capture
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        graph = self._cuda.CUDAGraph()
+        with self._cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
 
     def kernels(self, work: Work) -> set[str]:
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        graph = self._cuda.CUDAGraph(keep_graph=True)
+        with self._cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         return kernels_of_graph(graph.raw_cuda_graph())
 
@@ -154,7 +154,7 @@ class CudaGraphs:
         self._recorder: Recorder | None = None  # of graphs that are captured when they are used
         self._uses: Counter[tuple[int, bool]] = Counter()  # of sizes without a graph
         self._max_pages = 0
-        self._buffer = self._output = self._residual = torch.empty(0)
+        self._buffer = self._output = self._residual = arrays_on(decoder.backend.device).empty(0)
 
     def capture(
         self,
@@ -305,14 +305,13 @@ class CudaGraphs:
         return MAX_SHORT_TILE_TOKENS, size // self._tall_tile_tokens + _PARTIAL_TILES
 
     def _allocate(self, max_tokens: int, max_pages: int) -> None:
-        device, config = self._decoder.backend.device, self._decoder.config
+        xp, config = arrays_on(self._decoder.backend.device), self._decoder.config
         self._max_pages = max_pages
         # After the page table: span starts, and for each token a logits index and four ring numbers.
         num_words = 13 * max_tokens + 3 * self._num_states(max_tokens) + _MAX_PAGE_ENTRIES // 2 + 32
-        self._buffer = torch.zeros(num_words, dtype=torch.int64, device=device)
+        self._buffer = xp.zeros(num_words, dtype=xp.int64)
         self._output, self._residual = (
-            torch.zeros(max_tokens, config.hidden_size, dtype=self._decoder.dtype, device=device)
-            for _ in range(2)
+            xp.zeros(max_tokens, config.hidden_size, dtype=self._decoder.dtype) for _ in range(2)
         )
 
     def _record(self, size: int, canonical: bool, recorder: Recorder) -> _Graph:

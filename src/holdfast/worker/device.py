@@ -13,13 +13,11 @@ import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigError
+from holdfast.numerics.arrays import HOST, Device
 from holdfast.numerics.backends.c.build import cpu_flags
-
-if TYPE_CHECKING:
-    import torch
+from holdfast.numerics.backends.c.kernels import has_c_kernels
 
 _log = logging.getLogger(__name__)
 _MIN_CAPABILITY = (8, 0)
@@ -73,6 +71,8 @@ def open_context(device: str) -> None:
 def _why_no_gpu() -> str | None:
     if _ROCM.exists():
         return None
+    if find_spec("torch") is None:
+        return "torch is not installed (pip install 'holdfast[gpu]')"
     if _torch_is_cpu_only():
         return "the installed torch is a build without CUDA"
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
@@ -99,24 +99,25 @@ def _has_driver() -> bool:
     return True
 
 
-def choose_device(wanted: str, kernels: str = "auto") -> "torch.device":
-    """Return the torch device for the settings `device` and `kernels`.
+def choose_device(wanted: str, kernels: str = "auto") -> Device:
+    """Return the device for the settings `device` and `kernels`.
 
-    "auto" is a GPU if torch sees one and triton is installed, unless CPU kernels are asked for.
+    "auto" is a GPU if torch sees one and triton is installed, unless CPU kernels are asked for. A CPU is
+    `HOST` if C kernels compute; torch is imported only where it may be needed.
     """
-    import torch
-
     if wanted == "cpu" or (wanted == "auto" and kernels in ("c", "torch")):
-        return torch.device("cpu")
+        return _cpu(kernels)
     if wanted == "auto":
-        if not (torch.cuda.is_available() and has_triton()):
-            return torch.device("cpu")
+        if not has_triton() or _why_no_gpu() is not None or not _sees_gpu():
+            return _cpu(kernels)
         device = _current_gpu()
         reason = _why_unsupported(device)
         if reason is not None:
             _log.warning("using the CPU: %s", reason)
-            return torch.device("cpu")
+            return _cpu(kernels)
         return device
+    import torch
+
     if not torch.cuda.is_available():
         raise ConfigError(f"device is {wanted}, but this torch sees no CUDA device; use device auto or cpu")
     _require_triton(wanted)
@@ -129,7 +130,34 @@ def choose_device(wanted: str, kernels: str = "auto") -> "torch.device":
     return device
 
 
-def _why_unsupported(device: "torch.device") -> str | None:
+def _cpu(kernels: str) -> Device:
+    """Return main memory with the arrays that these kernels compute on."""
+    if kernels == "c" or (kernels == "auto" and has_c_kernels()):
+        host: Device = HOST
+        return host
+    require_torch(
+        "kernels torch" if kernels == "torch" else "a CPU without C kernels (a C compiler builds them)"
+    )
+    import torch
+
+    return torch.device("cpu")
+
+
+def _sees_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def require_torch(what: str) -> None:
+    """Raise `ConfigError` if torch is not installed. what: what needs it."""
+    if find_spec("torch") is None:
+        raise ConfigError(
+            f"{what} needs torch, which is not installed; install it with: pip install 'holdfast[torch]'"
+        )
+
+
+def _why_unsupported(device: Device) -> str | None:
     """Return why the kernels do not run on this GPU, or None. Triton compiles for capability 8.0
     (Ampere) and newer; bf16 needs it, too."""
     import torch
@@ -150,17 +178,19 @@ def _require_triton(device: str) -> None:
         raise ConfigError(f"device is {device}, which needs triton; install it with: pip install triton")
 
 
-def _current_gpu() -> "torch.device":
+def _current_gpu() -> Device:
     import torch
 
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def device_name(device: "torch.device") -> str:
+def device_name(device: Device) -> str:
     """Return the name that the system gives the device."""
+    if device.type != "cuda":
+        return cpu_name()
     import torch
 
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    return torch.cuda.get_device_name(device)
 
 
 def cpu_name() -> str:
@@ -175,17 +205,17 @@ def cpu_name() -> str:
     return f"{platform.machine()} {' '.join(dict.fromkeys(names))}".strip()
 
 
-def device_parts(device: "torch.device") -> dict[str, str | int | None]:
+def device_parts(device: Device) -> dict[str, str | int | None]:
     """Return the properties of the device that decide bits.
 
     Of a GPU: kind, name, capability, number of multiprocessors (the library splits work by it), CUDA and
     cuBLAS versions; not the driver. Of a CPU: kind, name, instruction set.
     """
-    import torch
-
     if device.type != "cuda":
         instructions = hashlib.sha256(cpu_flags().encode()).hexdigest()
         return {"kind": "cpu", "name": cpu_name(), "instructions": instructions}
+    import torch
+
     major, minor = torch.cuda.get_device_capability(device)
     return {
         "kind": "cuda",
@@ -216,7 +246,7 @@ def cublas_version() -> str | None:
     return torch.version.cuda
 
 
-def free_memory(device: "torch.device") -> int:
+def free_memory(device: Device) -> int:
     """Return the free bytes of a GPU, after torch has released its unused cache."""
     import torch
 

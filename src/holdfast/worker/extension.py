@@ -4,10 +4,9 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from torch import Tensor
-
 from holdfast.core.step_plan import Pass
 from holdfast.models.decoder import LayerHook
+from holdfast.numerics.arrays import Tensor
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.worker.cuda_graphs import Recorder
 from holdfast.worker.input_batch import InputBatch

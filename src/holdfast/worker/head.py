@@ -29,12 +29,11 @@ from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span, TokenLogprob
 from holdfast.models.decoder import Decoder
+from holdfast.numerics.arrays import Tensor, arrays_on
 from holdfast.numerics.attention_tiles import TILE_COLUMNS
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS
 from holdfast.numerics.forward_batch import KVLayer
@@ -104,8 +103,7 @@ class LastLayer:
             forward = send_batch(batch, count, backend.device).forward
             for canonical in (False, True):
                 residual, x = (
-                    torch.zeros(count, width, dtype=self._decoder.dtype, device=backend.device)
-                    for _ in range(2)
+                    arrays_on(backend.device).zeros(count, width, dtype=self._decoder.dtype) for _ in range(2)
                 )
                 self._decoder.forward_last_layer(residual, x, forward, self._layers, canonical=canonical)
 
@@ -179,7 +177,7 @@ class HeadGraphs:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._graphs: dict[_Key, Work] = {}
-        self._words = self._settings = self._hidden = torch.empty(0)
+        self._words = self._settings = self._hidden = arrays_on(decoder.backend.device).empty(0)
         self._wanted: set[_Key] = set()  # to be captured when they are first used
         self._recorder: Recorder | None = None
 
@@ -201,8 +199,9 @@ class HeadGraphs:
             for is_sampled in (False, True)
             if size <= MAX_HEAD_TOKENS
         }
-        self._words = torch.zeros(2 * MAX_HEAD_TOKENS, dtype=torch.int64, device=hidden.device)
-        self._settings = torch.zeros(settings_words(MAX_HEAD_TOKENS), dtype=torch.int64, device=hidden.device)
+        xp = arrays_on(hidden.device)
+        self._words = xp.zeros(2 * MAX_HEAD_TOKENS, dtype=xp.int64)
+        self._settings = xp.zeros(settings_words(MAX_HEAD_TOKENS), dtype=xp.int64)
         self._hidden, self._graphs = hidden, {}
         if lazily:
             self._wanted, self._recorder = wanted, recorder
@@ -307,4 +306,4 @@ def _num_words(size: int) -> int:
 
 def _split_words(words: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return ids and logprobs, [size] each."""
-    return words[:size], words[size : _num_words(size)].view(torch.float32)[:size]
+    return words[:size], words[size : _num_words(size)].view(arrays_on(words.device).float32)[:size]

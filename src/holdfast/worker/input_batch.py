@@ -14,11 +14,10 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from holdfast.core.step_plan import SAMPLED_RING_SIZE, UNKNOWN_TOKEN, Pass, Span
+from holdfast.numerics.arrays import Device, Tensor, arrays_on
 from holdfast.numerics.attention_tiles import TILE_COLUMNS, Tiles, list_decode_tiles, list_tiles
 from holdfast.numerics.forward_batch import ForwardBatch, RecurrentBatch
 from holdfast.worker.transfer import aligned, send, staging_buffer
@@ -135,7 +134,7 @@ class Layout:
     def forward_batch(self, words: Tensor, num_replayed: int = 0) -> ForwardBatch:
         """Return views of the words. num_replayed: as in `RecurrentBatch`."""
         count, stride, (num_spans, width) = self.num_tokens, self.stride, self.table_shape
-        ints = self.int32_words(words).view(torch.int32)
+        ints = self.int32_words(words).view(arrays_on(words.device).int32)
         table = ints[self.table_start : self.table_start + num_spans * width]
         states = ints[self.states_start : self.states_start + STATE_COLUMNS * self.num_states]
         recurrent = RecurrentBatch(states.view(-1, STATE_COLUMNS), num_replayed) if self.num_states else None
@@ -152,7 +151,7 @@ class Layout:
 
     def device_batch(self, words: Tensor, forward: ForwardBatch) -> DeviceBatch:
         indices = words[self.indices_start : self.num_words]
-        return DeviceBatch(forward, *torch.split(indices, list(self.index_lengths)))
+        return DeviceBatch(forward, *arrays_on(words.device).split(indices, list(self.index_lengths)))
 
 
 class PageTableCache:
@@ -376,10 +375,10 @@ def fill_buffer(words: Ints, batch: InputBatch, layout: Layout) -> None:
     words[layout.indices_start : layout.num_words] = np.concatenate(_index_arrays(batch))
 
 
-def send_batch(batch: InputBatch, num_tokens: int, device: torch.device) -> DeviceBatch:
+def send_batch(batch: InputBatch, num_tokens: int, device: Device) -> DeviceBatch:
     """Pad the batch to `num_tokens` and send it. On a CPU it shares the batch's memory."""
     if device.type == "cpu":
-        return _host_batch(batch, num_tokens)
+        return _host_batch(batch, num_tokens, arrays_on(device).from_numpy)
     layout = layout_of(batch, num_tokens)
     host = staging_buffer(layout.num_words, device)
     fill_buffer(host.numpy(), batch, layout)
@@ -388,20 +387,22 @@ def send_batch(batch: InputBatch, num_tokens: int, device: torch.device) -> Devi
     return layout.device_batch(words, layout.forward_batch(words, count))
 
 
-def _host_batch(batch: InputBatch, num_tokens: int) -> DeviceBatch:
+def _host_batch(
+    batch: InputBatch, num_tokens: int, from_numpy: Callable[[NDArray[Any]], Tensor]
+) -> DeviceBatch:
     forward = ForwardBatch(
-        token_ids=torch.from_numpy(_pad(batch.token_ids, num_tokens, 0)),
-        positions=torch.from_numpy(_pad(batch.positions, num_tokens, 0)),
-        slots=torch.from_numpy(_pad(batch.slots, num_tokens, -1)),
-        span_starts=torch.from_numpy(batch.span_starts),
-        page_table=torch.from_numpy(np.ascontiguousarray(batch.page_table)),  # read by address
-        tiles=torch.from_numpy(batch.tiles) if len(batch.tiles) else None,
+        token_ids=from_numpy(_pad(batch.token_ids, num_tokens, 0)),
+        positions=from_numpy(_pad(batch.positions, num_tokens, 0)),
+        slots=from_numpy(_pad(batch.slots, num_tokens, -1)),
+        span_starts=from_numpy(batch.span_starts),
+        page_table=from_numpy(np.ascontiguousarray(batch.page_table)),  # read by address
+        tiles=from_numpy(batch.tiles) if len(batch.tiles) else None,
         num_short_tiles=batch.num_short_tiles,
         recurrent=None
         if batch.states is None
-        else RecurrentBatch(torch.from_numpy(batch.states), num_replayed(batch.states)),
+        else RecurrentBatch(from_numpy(batch.states), num_replayed(batch.states)),
     )
-    return DeviceBatch(forward, *map(torch.from_numpy, _index_arrays(batch)))
+    return DeviceBatch(forward, *map(from_numpy, _index_arrays(batch)))
 
 
 def _pad(array: Ints, length: int, padding: int) -> Ints:

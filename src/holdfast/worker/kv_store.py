@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
-import torch
 
 from holdfast.errors import ConfigError
 from holdfast.models.config import DecoderConfig
+from holdfast.numerics.arrays import DType, arrays_on
 from holdfast.numerics.forward_batch import KVLayer, StateLayer
 from holdfast.numerics.ops import Backend
 from holdfast.worker.transfer import send_array
@@ -18,13 +18,13 @@ DEFAULT_LOG_LEN = 64
 NUM_SCRATCH_STATES = 4  # slots that certification uses, after those of requests
 
 
-def page_bytes(config: DecoderConfig, dtype: torch.dtype, page_size: int, *, extra: int = 0) -> int:
+def page_bytes(config: DecoderConfig, dtype: DType, page_size: int, *, extra: int = 0) -> int:
     """Return the bytes of one page: keys and values in every layer with attention, and `extra` bytes a slot."""
     slot = config.num_attention_layers * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
     return (slot + extra) * page_size
 
 
-def state_bytes(config: DecoderConfig, dtype: torch.dtype, log_len: int) -> int:
+def state_bytes(config: DecoderConfig, dtype: DType, log_len: int) -> int:
     """Return the bytes of the recurrent states of one request: in fp32, and the log of their inputs."""
     if config.mixer is None:
         return 0
@@ -38,9 +38,7 @@ def log_len_for(config: DecoderConfig, num_uncertain: int) -> int:
     return 0 if config.mixer is None else -(-(num_uncertain + config.mixer.kernel) // 8) * 8
 
 
-def num_pages_in(
-    budget: int, config: DecoderConfig, dtype: torch.dtype, page_size: int, *, extra: int = 0
-) -> int:
+def num_pages_in(budget: int, config: DecoderConfig, dtype: DType, page_size: int, *, extra: int = 0) -> int:
     """Return how many pages fit in a budget of bytes."""
     one = page_bytes(config, dtype, page_size, extra=extra)
     num_pages = budget // max(1, one)
@@ -81,7 +79,7 @@ class KVStore:
             if config.mixer is not None:
                 count = self._num_slots * config.num_recurrent_layers
                 self.states = backend.new_state_layer(count, log_len, config.mixer)
-        except (MemoryError, torch.OutOfMemoryError) as error:
+        except (MemoryError, arrays_on(backend.device).OutOfMemoryError) as error:
             raise ConfigError(
                 f"the KV cache of {num_pages} pages of {backend.page_size} positions cannot be allocated; lower kv_memory"
             ) from error

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from holdfast.core.step_plan import Span, TokenLogprob
+from holdfast.numerics.arrays import Device, Tensor
 from holdfast.numerics.ops import Backend
 from holdfast.worker.transfer import HostCopies, send_array
 
@@ -24,7 +23,7 @@ TopLogprobs = tuple[tuple[int, float], ...]
 Masks = tuple[bytes | None, ...]  # grammar masks of some tokens, as in `Grammar.masks`
 
 
-def max_logits_tokens(device: torch.device) -> int:
+def max_logits_tokens(device: Device) -> int:
     """Return how many tokens have logits at once: many on a GPU, to be worth the kernel launches; few on
     a CPU, to save memory."""
     return 512 if device.type == "cuda" else 64
@@ -139,7 +138,7 @@ def gather_logprobs(
     return found
 
 
-def _table(named: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def _table(named: Sequence[Sequence[int]], device: Device) -> Tensor:
     """Return the tokens of each row, int64 [n, most], filled up with token 0."""
     table = np.zeros((len(named), max(map(len, named))), np.int64)
     for row, ids in zip(table, named, strict=True):
@@ -149,7 +148,7 @@ def _table(named: Sequence[Sequence[int]], device: torch.device) -> Tensor:
 
 def chosen_logprobs(backend: Backend, logits: Tensor, token_ids: Tensor, out: Tensor) -> None:
     """Write the logprob of one token in each row alone to out, fp32 [n]."""
-    torch.sub(_of(logits, token_ids), backend.logsumexp(logits), out=out)
+    out.copy_(_of(logits, token_ids) - backend.logsumexp(logits))
 
 
 def _of(logits: Tensor, token_ids: Tensor) -> Tensor:

@@ -11,8 +11,6 @@ from itertools import chain, islice
 from weakref import WeakSet
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from holdfast.core.step_plan import (
     SAMPLED_RING_SIZE,
@@ -25,6 +23,7 @@ from holdfast.core.step_plan import (
     TokenLogprob,
 )
 from holdfast.models.decoder import Decoder, LayerHook
+from holdfast.numerics.arrays import Device, Tensor, arrays_on
 from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.settings_guard import our_settings, without_contexts
@@ -69,6 +68,7 @@ class ModelRunner:
         self._page_tables = PageTableCache()
         backend, config = decoder.backend, decoder.config
         self._device = backend.device
+        self._arrays = arrays_on(backend.device)
         self._group = config.num_heads // config.num_kv_heads
         has_windows = any(window is not None for window in config.layer_windows)
         self._split_pages = 0 if has_windows else backend.split_pages
@@ -94,13 +94,13 @@ class ModelRunner:
     def start(self, plan: StepPlan) -> Callable[[], list[PassResult]]:
         """Enqueue the passes of a plan in order. Return a function that waits for them and reads their
         results. Once this returns or raises, the plan's grammars are not used any more."""
-        with our_settings(self._device), torch.inference_mode(), self._stream.entered():
+        with our_settings(self._device), self._arrays.inference(), self._stream.entered():
             copies = HostCopies(self._device)
             started = [self._start_pass(pass_, copies) for pass_ in plan.passes]
             copies.finish()
 
         def read() -> list[PassResult]:
-            with without_contexts():
+            with without_contexts(self._device):
                 copies.wait()
                 return [each() for each in started]
 
@@ -121,7 +121,7 @@ class ModelRunner:
             return
         page_size = self._decoder.backend.page_size
         max_pages = min(self._store.num_pages, -(-max_len // page_size))
-        with our_settings(self._device), torch.inference_mode(), self._stream.entered():
+        with our_settings(self._device), self._arrays.inference(), self._stream.entered():
             recorder = CudaRecorder(self._stream.cuda)
             if self._extension is not None:
                 self._extension.capture(max((*sizes, *canonical_sizes)), recorder)
@@ -133,19 +133,19 @@ class ModelRunner:
 
     def capture_next(self) -> bool:
         """Capture one more graph that no pass has used yet. Return False if there is none."""
-        with our_settings(self._device), torch.inference_mode(), self._stream.entered():
+        with our_settings(self._device), self._arrays.inference(), self._stream.entered():
             return self._graphs.capture_next() or self._head_graphs.capture_next()
 
     def list_kernels(self) -> tuple[str, ...]:
         """Return the names of the GPU kernels of passes. They must have run once."""
-        with our_settings(self._device), torch.inference_mode(), self._stream.entered():
+        with our_settings(self._device), self._arrays.inference(), self._stream.entered():
             return tuple(sorted(self._graphs.list_kernels() | self._head_graphs.list_kernels()))
 
     def release(self) -> None:
         """Wait for the device and drop all graphs. Passes run without them from now on."""
         if self._stream.cuda is not None:
             with suppress(RuntimeError):  # the device has failed
-                torch.cuda.synchronize(self._device)
+                self._stream.wait()
         self._graphs.release()
         self._head_graphs.release()
         if self._extension is not None:
@@ -312,7 +312,7 @@ class ModelRunner:
             return
         token_ids = found[0].token_ids
         if len(found) > 1:
-            token_ids = torch.cat([tokens.token_ids for tokens in found])
+            token_ids = self._arrays.cat([tokens.token_ids for tokens in found])
         if len(sent.ring_write_indices) < len(token_ids):
             token_ids = token_ids.index_select(0, sent.ring_write_indices)
         self._ring.write(sent.ring_write_slots, token_ids)
@@ -345,8 +345,9 @@ class SampledRing:
     as token 0; the result is discarded, because the request has ended.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._table = torch.zeros((0, SAMPLED_RING_SIZE), dtype=torch.int64, device=device)
+    def __init__(self, device: Device) -> None:
+        xp = arrays_on(device)
+        self._table = xp.zeros((0, SAMPLED_RING_SIZE), dtype=xp.int64)
 
     def grow(self, num_request_indices: int) -> None:
         """Make room for so many requests."""

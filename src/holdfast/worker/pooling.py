@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from holdfast.core.pooling import Pooling
 from holdfast.core.step_plan import Span
+from holdfast.numerics.arrays import Tensor
 from holdfast.numerics.settings_guard import enter_default_environment
 from holdfast.worker.transfer import HostCopies
 

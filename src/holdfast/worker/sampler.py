@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from holdfast.core.step_plan import NO_TOKEN, Sampled
+from holdfast.numerics.arrays import Device, Tensor, arrays_on
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
 from holdfast.worker.logits import LogitsSlice, Logprobs, PlacedSlices, gather_logprobs
@@ -191,7 +190,7 @@ def _rows(tensor: Tensor, rows: list[int], *, copy: bool = False) -> Tensor:
     return tensor.index_select(0, send_array(np.array(rows, np.int64), tensor.device))
 
 
-def send_settings(slices: Sequence[LogitsSlice], device: torch.device) -> SamplingBatch:
+def send_settings(slices: Sequence[LogitsSlice], device: Device) -> SamplingBatch:
     """Send the settings of every token of the slices, in one copy."""
     num_tokens = sum(one.num_tokens for one in slices)
     host = staging_buffer(settings_words(num_tokens), device)
@@ -236,9 +235,10 @@ def read_settings(words: Tensor, size: int) -> SamplingBatch:
     """Return views of a buffer that `fill_settings` has filled, on the device."""
     stride = aligned(size, 4)
     seeds, positions = words[: 2 * stride].view(2, stride)[:, :size]
-    narrow = words[2 * stride :].view(torch.float32).view(4, stride)
+    xp = arrays_on(words.device)
+    narrow = words[2 * stride :].view(xp.float32).view(4, stride)
     temperature, top_p, min_p, top_k = narrow[:, :size]
-    return SamplingBatch(temperature, top_k.view(torch.int32), top_p, min_p, seeds, positions)
+    return SamplingBatch(temperature, top_k.view(xp.int32), top_p, min_p, seeds, positions)
 
 
 def _as_int64(seed: int) -> int:

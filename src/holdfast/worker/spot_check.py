@@ -9,12 +9,10 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from holdfast.core.step_plan import Pass
 from holdfast.models.decoder import Decoder
+from holdfast.numerics.arrays import Device, Tensor, arrays_on
 from holdfast.numerics.bits import bits_of
 from holdfast.worker.extension import PassExtension
 from holdfast.worker.kv_store import KVStore
@@ -64,13 +62,14 @@ class SpotCheck:
         span = self._span
         extra = None if self._extra is None else self._extra.compare(copies)
         differs = copies.add(self._differences())  # bool [2, layers, tokens]
+        xp = arrays_on(hidden.device)
         found = [
             copies.add(logits_checksums(decoder.logits(some, canonical=True)))
-            for some in (torch.split(hidden, max_logits_tokens(hidden.device)) if len(hidden) else ())
+            for some in (xp.split(hidden, max_logits_tokens(hidden.device)) if len(hidden) else ())
         ]
 
         def read() -> str | None:
-            for layer, kind, index in differs.transpose(0, 1).nonzero()[:1].tolist():
+            for layer, kind, index in np.argwhere(differs.numpy().swapaxes(0, 1))[:1].tolist():
                 return f"{('keys', 'values')[kind]} of layer {layer} at position {span.start + index}"
             if extra is not None and (problem := extra()) is not None:
                 return problem
@@ -89,7 +88,7 @@ class SpotCheck:
             (keys[self._scratch, :, :, self._offsets], keys[self._originals, :, :, self._offsets]),
             (values[self._scratch, :, self._offsets], values[self._originals, :, self._offsets]),
         )
-        differs = torch.stack([(again != first).flatten(1).any(1) for again, first in pairs])
+        differs = arrays_on(keys.device).stack([(again != first).flatten(1).any(1) for again, first in pairs])
         return differs.view(2, self._num_layers, -1)
 
 
@@ -100,16 +99,18 @@ def logits_checksums(logits: Tensor) -> Tensor:
     is multiplied by an odd number of its column, modulo 2^32, which loses no bit; pairs of products are
     summed modulo 2^64. Different factors keep differences of opposite sign from cancelling.
     """
-    products = logits.view(torch.int32) * _factors(logits.shape[1], logits.device)  # [n, vocab]
+    xp = arrays_on(logits.device)
+    products = logits.view(xp.int32) * _factors(logits.shape[1], logits.device)  # [n, vocab]
     if products.shape[1] % 2:
-        products = F.pad(products, (0, 1))
-    return products.view(torch.int64).sum(1)
+        products = xp.cat((products, products[:, :1] * 0), 1)
+    return products.view(xp.int64).sum(1)
 
 
 @lru_cache(maxsize=4)
-def _factors(count: int, device: torch.device) -> Tensor:
+def _factors(count: int, device: Device) -> Tensor:
     """Return pseudo-random odd int32 numbers, [count]."""
-    places = torch.arange(1, count + 1, dtype=torch.int64)
+    places = np.arange(1, count + 1)
     mixed = (places * 0x9E3779B1) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 15)) * 0x85EBCA6B) & 0xFFFFFFFF
-    return ((mixed ^ (mixed >> 13)) | 1).to(torch.int32).to(device)
+    odd = (mixed ^ (mixed >> 13)) | 1
+    return arrays_on(device).from_numpy(odd.astype(np.uint32).view(np.int32))

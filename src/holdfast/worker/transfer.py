@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+from holdfast.numerics.arrays import Device, Tensor, arrays_on
 
 _ALIGNMENT = 16  # bytes
 
@@ -22,27 +22,45 @@ def aligned(count: int, size: int) -> int:
     return -(-count * size // _ALIGNMENT) * _ALIGNMENT // size
 
 
-def staging_buffer(num_words: int, device: torch.device) -> Tensor:
+def staging_buffer(num_words: int, device: Device) -> Tensor:
     """Return host memory to fill and send, int64 [num_words]; pinned for CUDA."""
-    return torch.empty(num_words, dtype=torch.int64, pin_memory=device.type == "cuda")
+    if device.type != "cuda":
+        xp = arrays_on(device)
+        return xp.empty(num_words, dtype=xp.int64)
+    import torch
+
+    return torch.empty(num_words, dtype=torch.int64, pin_memory=True)
 
 
-def send(host: Tensor, device: torch.device) -> Tensor:
+def send(host: Tensor, device: Device) -> Tensor:
     """Return a staging buffer on the device; on a CPU the same memory."""
     return host.to(device, non_blocking=True)
 
 
-def send_array(array: NDArray[Any], device: torch.device) -> Tensor:
+def send_array(array: NDArray[Any], device: Device) -> Tensor:
     """Return a contiguous array on the device; on a CPU the array's own memory."""
-    host = torch.from_numpy(array)
-    return send(host.pin_memory(), device) if device.type == "cuda" else host
+    if device.type != "cuda":
+        return arrays_on(device).from_numpy(array)
+    import torch
+
+    return send(torch.from_numpy(array).pin_memory(), device)
 
 
 class DeviceStream:
     """A CUDA stream of its own; on CPU nothing."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    def __init__(self, device: Device) -> None:
+        self.cuda = None
+        if device.type == "cuda":
+            import torch
+
+            self.cuda = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Wait until the device has done all work."""
+        import torch
+
+        torch.cuda.synchronize(self.cuda.device if self.cuda else None)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -50,6 +68,8 @@ class DeviceStream:
         if self.cuda is None:
             yield
             return
+        import torch
+
         self.cuda.wait_stream(torch.cuda.current_stream(self.cuda.device))
         with torch.cuda.stream(self.cuda):
             yield
@@ -58,14 +78,18 @@ class DeviceStream:
 class HostCopies:
     """Copies from device to host: `add` while work is enqueued, `finish`, read after `wait`."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._done = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    def __init__(self, device: Device) -> None:
+        self._done = None
+        if device.type == "cuda":
+            import torch
+
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def add(self, tensor: Tensor) -> Tensor:
         """Return a host tensor that holds the values once `wait` has returned."""
         if self._done is None:
             return tensor
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host = tensor.new_empty(tensor.shape, device="cpu", pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
 
     def finish(self) -> None:

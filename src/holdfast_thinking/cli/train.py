@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.console import note, stderr
+from holdfast.cli.console import note, require_packages, stderr
 from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
@@ -66,18 +66,21 @@ def thinking(
     num_threads: Annotated[int | None, typer.Option(min=1, help="Number of CPU threads.")] = None,
 ) -> None:
     """Train a thinking model, or a baseline, and write it as a model folder."""
+    require_packages("torch", extra="torch", what="training")
     if resume and (changes or preset or set_):
         raise ConfigError(
             "--resume continues with the settings of the run in --out; other options cannot be given"
         )
     settings = None if resume else _settings(preset, changes, set_ or [], out)
+    import torch
+
     from holdfast.numerics.settings import apply_numeric_settings
     from holdfast.worker.device import choose_device
     from holdfast_thinking.run.loop import resume_run, start_run
 
     if num_threads is not None:
         apply_numeric_settings(num_threads)
-    where = choose_device(EngineConfig(device=device).device)
+    where = torch.device(str(choose_device(EngineConfig(device=device).device)))
     if settings is None:
         run = resume_run(out, where, num_threads)
     else:

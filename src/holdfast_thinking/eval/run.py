@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-
 from holdfast.errors import ConfigError
-from holdfast.worker.device import choose_device, cpu_name
+from holdfast.receipts.machine import library_version
+from holdfast.worker.device import choose_device, device_name
 from holdfast_thinking.eval.measures import (
     measure_accuracy,
     zero_states,
@@ -77,8 +76,8 @@ def _start(
     config = models[0].llm.config
     device = choose_device(config.device, config.kernels)
     report = EvalReport(
-        machine=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        torch=torch.__version__,
+        machine=device_name(device),
+        torch=library_version("torch") or "none",
         settings={**asdict(settings), "tasks": tasks, "long_texts": long_texts},
     )
     for each in models:

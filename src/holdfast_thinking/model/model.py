@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from holdfast.models.config import DecoderConfig
 from holdfast.models.rope import rope_frequencies
+from holdfast.numerics.arrays import arrays_on
 from holdfast.numerics.rope import rope_tables
 from holdfast.thinking.config import ThinkingConfig
 from holdfast_thinking.model.layer import (
@@ -99,7 +100,8 @@ class ThinkingModel(nn.Module):
             self.t = ThinkingBlock(config)
             self.c = CompressionBlock(config, thinking.chunk)
             max_len = max(max_len, 2 * thinking.chunk + thinking.max_thought + 1)
-        cos, sin = rope_tables(*rope_frequencies(config), max_len)  # fp32 [max_len, D / 2]
+        tables = rope_tables(*rope_frequencies(config), max_len)
+        cos, sin = map(torch.from_numpy, tables)  # fp32 [max_len, D / 2]
         self.rowwise = Rowwise(DecoderLayer.before_attention, DecoderLayer.after_attention, summed_loss)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -219,7 +221,7 @@ class ThinkingModel(nn.Module):
         own = dict(self.named_parameters())
         with torch.no_grad():
             for name, tensor in tensors.items():
-                own[name].copy_(tensor)
+                own[name].copy_(arrays_on(own[name].device).from_numpy(tensor))
 
 
 class _TakeRows(torch.autograd.Function):

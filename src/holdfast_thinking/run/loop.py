@@ -217,7 +217,7 @@ def train_model(
         folder.mkdir(parents=True, exist_ok=True)
         folder.joinpath(_EXAMPLES_FILE).write_bytes(b"".join(lines))
         settings = replace(settings, tasks=(f"jsonl:{folder / _EXAMPLES_FILE}",), shares=())
-    run = start_run(settings, choose_device(device))
+    run = start_run(settings, torch.device(str(choose_device(device))))
     train(run, folder, report)
     write_model(run, folder)
 

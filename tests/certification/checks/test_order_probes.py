@@ -6,23 +6,21 @@ import torch
 from torch import Tensor
 
 from holdfast.certification.certificate import run_check
-from holdfast.certification.checks.order_probes import (
-    NUM_GEMM_PROBES,
-    GemmProbes,
-    attention_inputs,
-    edge_inputs,
-    logits_inputs,
-    noise_inputs,
-    norm_inputs,
-    rope_inputs,
-    silu_inputs,
-)
+from holdfast.certification.checks import order_probes
+from holdfast.certification.checks.order_probes import NUM_GEMM_PROBES, GemmProbes, attention_inputs
 from holdfast.certification.checks.probes import mixed_batches, plant, run_full
-from holdfast.numerics.backends.torch.sampling import noise
+from holdfast.numerics.backends.torch.noise import noise
+from support.arrays import as_tensor
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HALF = NUM_GEMM_PROBES // 2
+
+
+def inputs_of(name: str, *arguments: object) -> Tensor:
+    """Return the inputs that a function of `order_probes` makes, as a tensor."""
+    found: Tensor = as_tensor(getattr(order_probes, name)(*arguments))
+    return found
 
 
 def products(width: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -80,7 +78,7 @@ def test_products_of_fp16_probes_stay_finite(width: int) -> None:
 
 
 def test_squares_are_lost_one_by_one_and_not_together() -> None:
-    rows = norm_inputs(576, 32, torch.bfloat16)[-8:-4].float()
+    rows = inputs_of("norm_inputs", 576, 32, torch.bfloat16)[-8:-4].float()
     squares = rows.square()
     spike, dust = (
         squares.max(1, keepdim=True).values,
@@ -92,7 +90,7 @@ def test_squares_are_lost_one_by_one_and_not_together() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_some_means_of_squares_are_halfway_between_two_numbers(dtype: torch.dtype) -> None:
-    rows = norm_inputs(93, 64, dtype)[-8:].float()
+    rows = inputs_of("norm_inputs", 93, 64, dtype)[-8:].float()
     mean = rows.square().sum(1).double() / 93
     in_ulps = torch.frexp(mean).mantissa * 2**24
     assert ((in_ulps % 1 - 0.5).abs() < 0.01).all() and len(mean.unique()) == 8
@@ -100,7 +98,7 @@ def test_some_means_of_squares_are_halfway_between_two_numbers(dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_factor_of_a_norm_is_at_an_edge_of_rounding(dtype: torch.dtype) -> None:
-    rows = edge_inputs(576, 1e-5, dtype, 8192)
+    rows = inputs_of("edge_inputs", 576, 1e-5, dtype, 8192)
     assert rows.dtype is dtype and len(rows) > 60
     factor = (rows.double().square().mean(1) + 1e-5).rsqrt().float()
     nearby = (factor.view(torch.int32)[:, None] + torch.arange(-3, 5, dtype=torch.int32)).view(torch.float32)
@@ -111,7 +109,7 @@ def test_factor_of_a_norm_is_at_an_edge_of_rounding(dtype: torch.dtype) -> None:
 def test_rope_products_nearly_cancel_in_both_halves() -> None:
     angles = torch.rand(16, generator=torch.Generator().manual_seed(0)) * 6
     cos, sin = angles.cos(), angles.sin()
-    x = rope_inputs(8, cos, sin, 4, torch.float32).view(4, 8, 2, 16)
+    x = inputs_of("rope_inputs", 8, cos.numpy(), sin.numpy(), 4, torch.float32).view(4, 8, 2, 16)
     first, second = x[:, :, 0], x[:, :, 1]
     rotated = torch.stack((first * cos - second * sin, second * cos + first * sin), 2).abs()
     assert (rotated[:, 1::4, 0] < 1e-5).all() and (rotated[:, 3::4, 1] < 1e-5).all()
@@ -121,13 +119,13 @@ def test_rope_products_nearly_cancel_in_both_halves() -> None:
 @pytest.mark.parametrize(("dtype", "count"), [(torch.bfloat16, 17 * 128 * 2), (torch.float16, 17 * 1024 * 2)])
 def test_silu_gates_are_all_numbers_of_16_bits_in_their_range(dtype: torch.dtype, count: int) -> None:
     width = 1024
-    gates = silu_inputs(width, 64, dtype)[:, :width]
+    gates = inputs_of("silu_inputs", width, 64, dtype)[:, :width]
     assert len(gates.flatten().unique()) == count
     assert gates.abs().min() == 2**-10 and gates.abs().max() < 2**7
 
 
 def test_logits_are_normal_or_equal_or_have_one_large_exponential() -> None:
-    rows = logits_inputs(1000)
+    rows = inputs_of("logits_inputs", 1000)
     assert rows[::4].std() > 3 and rows[1::4].std() < 0.02
     for first, half_ulp in ((2, 2**-24), (3, 2**-53)):
         probabilities = rows[first::4].double().exp().sort(1).values
@@ -135,7 +133,7 @@ def test_logits_are_normal_or_equal_or_have_one_large_exponential() -> None:
 
 
 def test_noise_makes_its_logits_equal() -> None:
-    rows = noise_inputs(200, [3, 4], 11, [0.7, 1.3])
+    rows = inputs_of("noise_inputs", 200, [3, 4], 11, [0.7, 1.3])
     noises = torch.from_numpy(np.stack([noise(seed, 11, np.arange(200)) for seed in (3, 4)]))
     assert ((rows / torch.tensor([[0.7], [1.3]]) + noises).abs() < 1e-5).all() and rows.std() > 0.5
 

@@ -15,6 +15,7 @@ from holdfast.engine.config import EngineConfig
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.backends.select_backend import open_backend
+from holdfast.numerics.bits import bits_of
 from holdfast.numerics.settings import apply_numeric_settings
 
 
@@ -82,7 +83,7 @@ class FaultyRunner:
 
 
 def flip_key(bench: PassBench, span: Any, result: PassResult, index: int) -> PassResult:
-    bits = bench.layers[-1].keys.view(torch.int32)
+    bits = bits_of(bench.layers[-1].keys)
     bits[span.pages[-1], 0, 0, span.start % bench.page_size] ^= 1
     return result
 

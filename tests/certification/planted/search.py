@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.models.config import DecoderConfig
-from holdfast.numerics.backends.torch.sampling import noise_bits
+from holdfast.numerics.backends.torch.noise import noise_bits
 from holdfast.numerics.bits import bits_differ
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.ops import Backend

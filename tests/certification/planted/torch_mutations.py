@@ -8,6 +8,7 @@ _silu = in_source("backend.py", "silu_mul")
 _attention = in_source("attention.py", "attention")
 _logsumexp = in_source("sampling.py", "logsumexp")
 _sample = in_source("sampling.py", "sample")
+_noise = in_source("noise.py", "sample")
 
 _MEAN = "x32.pow(2).mean(-1, keepdim=True)"
 _SILU = "x32 / (1.0 + torch.exp(-x32))"
@@ -105,8 +106,8 @@ TORCH_MUTATIONS = (
     _logsumexp("sum in fp32", _TERMS, f"{_TERMS}.astype(np.float32)"),
     _logsumexp("sum reversed", f"np.cumsum({_TERMS})", f"np.cumsum({_TERMS}[::-1])"),
     _logsumexp("sum in pairs", f"np.cumsum({_TERMS})[-1]", f"{_TERMS}.sum()"),
-    _sample("noise from log(1 - w) uncorrected", _NOISE, "(np.float32(0.0) - log_fp32(y))"),
-    _sample("noise correction applied first", _NOISE, "(np.float32(0.0) - log_fp32(y)) * w / divisor"),
+    _noise("noise from log(1 - w) uncorrected", _NOISE, "(np.float32(0.0) - log_fp32(y))"),
+    _noise("noise correction applied first", _NOISE, "(np.float32(0.0) - log_fp32(y)) * w / divisor"),
     _sample("top-p mass in fp32", _MASS, f"{_MASS}.astype(np.float32)"),
     _sample(
         "logits times 1 / temperature", "row / np.float32(temperature)", "row * np.float32(1 / temperature)"

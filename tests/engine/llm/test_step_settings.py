@@ -11,8 +11,8 @@ import torch
 from holdfast import SamplingParams
 from holdfast.engine.llm.llm import LLM
 from holdfast.errors import ConfigError
-from holdfast.numerics import settings_guard
-from holdfast.numerics.settings_guard import Setting
+from holdfast.numerics.backends.torch import settings_guard
+from holdfast.numerics.backends.torch.settings_guard import Setting
 from holdfast.worker.model_runner import ModelRunner
 
 PARAMS = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True, logprobs=2, deterministic=True)
@@ -20,7 +20,7 @@ PARAMS = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True, logprobs=2
 
 @pytest.fixture(scope="module")
 def tiny(tiny_llama: Path) -> LLM:
-    return LLM(str(tiny_llama), kernels="c", device="cpu", max_pass_tokens=32)
+    return LLM(str(tiny_llama), kernels="torch", device="cpu", max_pass_tokens=32)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_change_by_another_thread_ends_the_request_with_its_name(
     expected = tiny.generate(["the fox"], PARAMS)[0]
 
     def change() -> None:
-        thread = threading.Thread(target=torch.set_default_dtype, args=(torch.float64,))
+        thread = threading.Thread(target=torch.set_float32_matmul_precision, args=("medium",))
         thread.start()
         thread.join()
 
@@ -78,11 +78,13 @@ def test_change_by_another_thread_ends_the_request_with_its_name(
         with monkeypatch.context() as patch:
             _during_each_pass(patch, tiny, change)
             failed = tiny.generate(["the fox"], PARAMS)[0]
-        assert "torch.set_default_dtype (torch.float64) was changed by another thread" in str(failed.error)
+        assert "torch.set_float32_matmul_precision (medium) was changed by another thread" in str(
+            failed.error
+        )
         assert failed.determinism == "none"
         again = tiny.generate(["the fox"], PARAMS)[0]
     finally:
-        torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision("highest")
     assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
 
 
@@ -95,7 +97,7 @@ def test_setting_that_cannot_be_set_is_refused_by_step_and_build(
         failed = tiny.generate(["the fox"], PARAMS)[0]
         assert "torch.colour is red, which changes the bits of answers; it must be blue" in str(failed.error)
         with pytest.raises(ConfigError, match=r"torch\.colour is red"):
-            LLM(str(tiny_llama), kernels="c", device="cpu")
+            LLM(str(tiny_llama), kernels="torch", device="cpu")
     assert tiny.generate(["the fox"], PARAMS)[0].error is None
 
 
@@ -104,7 +106,7 @@ def test_build_keeps_the_callers_settings(tiny_llama: Path, tiny: LLM, their_pre
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        other = LLM(str(tiny_llama), kernels="c", device="cpu", max_pass_tokens=32)
+        other = LLM(str(tiny_llama), kernels="torch", device="cpu", max_pass_tokens=32)
         assert torch.get_default_dtype() == torch.float64
         assert torch.get_num_threads() == threads + 1
     finally:

@@ -15,6 +15,7 @@ from holdfast.engine.start.builder import assemble
 from holdfast.engine.start.preflight import OpenedModel
 from holdfast.errors import ConfigError, ModelError
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
+from holdfast.numerics.arrays import HOST
 from holdfast.numerics.backends.select_backend import open_backend, uses_triton
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.settings import NumericSettings
@@ -40,6 +41,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(device, "has_triton", lambda: triton)
+        monkeypatch.setattr(device, "_why_no_gpu", lambda: None)
 
     return make
 
@@ -83,7 +85,7 @@ def test_old_gpu_is_refused_and_auto_takes_the_cpu(machine: Any, caplog: pytest.
         ConfigError, match=r"Tesla T4 has compute capability 7\.5.*8\.0 or newer; use device cpu"
     ):
         choose_device("cuda")
-    assert choose_device("auto") == CPU
+    assert choose_device("auto") is HOST
     assert "Tesla T4" in caplog.text
 
 
@@ -252,13 +254,13 @@ def test_gpu_passes_are_padded_to_sizes_with_a_graph() -> None:
     assert build._padded_sizes([3, 5], OnGpu(), limits) == (3, 5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+@pytest.mark.parametrize(("kernels", "error"), [("torch", torch.OutOfMemoryError), ("c", MemoryError)])
 def test_memory_that_runs_out_while_building_is_explained(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, kernels: Any, error: type[Exception]
 ) -> None:
     def load(*_: object) -> None:
         raise error("CUDA out of memory. Tried to allocate 224.00 MiB.")
 
     monkeypatch.setattr(build, "load_decoder", load)
     with pytest.raises(ConfigError, match=r"ran out of memory .* GiB in float32.* lower kv_memory"):
-        build.build(EngineConfig(str(tiny_llama), device="cpu", dtype="float32"))
+        build.build(EngineConfig(str(tiny_llama), device="cpu", kernels=kernels, dtype="float32"))

@@ -4,14 +4,13 @@ from collections.abc import Generator, Sequence
 from itertools import product
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from holdfast.certification.certificate import CheckSteps, OperationCheck
 from holdfast.certification.checks.order_probes import attention_inputs
 from holdfast.certification.checks.probes import Differences
 from holdfast.models.config import DecoderConfig
+from holdfast.numerics.arrays import Tensor, arrays_on
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.ops import Backend
 
@@ -124,22 +123,22 @@ class _AttentionBench:
     ) -> None:
         self._backend, self._model, self._window = backend, model, window
         self.context = context
-        self._device = backend.device
-        generator = torch.Generator(self._device).manual_seed(5)
-        dtype = getattr(torch, backend.recipe.dtype)
+        xp = self._arrays = arrays_on(backend.device)
+        generator = xp.generator(5)
+        dtype = xp.dtype(backend.recipe.dtype)
         heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.head_dim
         queries = min(context, _MAX_QUERIES)
         if spikes:
-            self._q, k, v = attention_inputs(context, queries, heads, kv_heads, dim, dtype, self._device)
+            self._q, k, v = attention_inputs(context, queries, heads, kv_heads, dim, dtype, backend.device)
         else:
             self._q, k, v = (
-                torch.randn(shape, generator=generator, device=self._device).to(dtype)
+                xp.randn(shape, generator=generator).to(dtype)
                 for shape in ((queries, heads, dim), (context, kv_heads, dim), (context, kv_heads, dim))
             )
-        self._sinks = torch.linspace(-3, 5, heads, device=self._device) if model.attention_sinks else None
+        self._sinks = xp.linspace(-3, 5, heads) if model.attention_sinks else None
         num_pages = -(-context // backend.page_size)
-        in_order = torch.arange(num_pages, device=self._device)
-        order = torch.randperm(num_pages, generator=generator, device=self._device)
+        in_order = xp.arange(num_pages)
+        order = xp.from_numpy(np.random.default_rng(5).permutation(num_pages))
         self._in_order = in_order, self._store(k, v, in_order)
         self._shuffled = order, self._store(k, v, order)
 
@@ -151,7 +150,7 @@ class _AttentionBench:
             self._pass([(start, stop)], pages, padding=size - (stop - start))[: stop - start]
             for start, stop in chunks
         ]
-        return torch.cat(outs)
+        return self._arrays.cat(outs)
 
     def check_chunk(self, size: int, reference: Tensor, label: int, differences: Differences) -> None:
         """The last tokens of the request as one chunk of `size` tokens."""
@@ -163,7 +162,7 @@ class _AttentionBench:
         """`count` decode tokens, each a span of its own."""
         starts = [(self.context - 1 - 7 * index % self.context) for index in range(count)]
         out = self._pass([(start, start + 1) for start in starts], self._shuffled, padding=0)
-        differences.compare(label, out, reference[torch.tensor(starts, device=self._device)])
+        differences.compare(label, out, reference[self._arrays.tensor(starts)])
 
     def check_mixture(self, reference: Tensor, label: int, differences: Differences) -> None:
         """Decode tokens, a window and a chunk in one pass, followed by padding."""
@@ -178,7 +177,7 @@ class _AttentionBench:
         ]
         spans = [(start, stop) for start, stop in wanted if start < stop]  # a short context has fewer
         out = self._pass(spans, self._shuffled, padding=3)
-        positions = torch.from_numpy(_positions(spans)).to(self._device)
+        positions = self._arrays.from_numpy(_positions(spans))
         differences.compare(label, out[: len(positions)], reference[positions])
 
     def check_stretch(self, end: int, differences: Differences) -> Generator[None, None, None]:
@@ -193,7 +192,7 @@ class _AttentionBench:
             out = self._pass(spans, self._shuffled, padding=padding)
             at = _positions(spans) - first
             (own,) = np.nonzero(at >= 0)
-            picked = torch.from_numpy(np.stack((own, at[own]))).to(self._device)
+            picked = self._arrays.from_numpy(np.stack((own, at[own])))
             differences.compare(0, out[picked[0]], reference[picked[1]])
 
         compare([(first, end)], padding=reference_tokens - length)
@@ -209,28 +208,28 @@ class _AttentionBench:
     def _store(self, k: Tensor, v: Tensor, order: Tensor) -> KVLayer:
         size = self._backend.page_size
         layer = self._backend.new_kv_layer(len(order), self._model.num_kv_heads, self._model.head_dim)
-        positions = torch.arange(self.context, device=self._device)
+        positions = self._arrays.arange(self.context)
         self._backend.store_kv(k, v, layer, order[positions // size] * size + positions % size)
         return layer
 
     def _pass(self, spans: SpanList, pages: _PagedKV, padding: int) -> Tensor:
-        order, layer = pages
+        (order, layer), xp = pages, self._arrays
         positions = _positions(spans)
         num_real = len(positions)
         num_tokens = num_real + padding
         starts = np.cumsum([0, *(stop - start for start, stop in spans)], dtype=np.int32)
-        at = torch.from_numpy(np.pad(positions, (0, padding))).to(self._device)
+        at = xp.from_numpy(np.pad(positions, (0, padding)))
         q = self._q[at % len(self._q)]
         q[num_real:] = 0
         size = self._backend.page_size
         slots = order[at // size] * size + at % size
         slots[num_real:] = -1
         batch = ForwardBatch(
-            token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=self._device),
+            token_ids=xp.zeros(num_tokens, dtype=xp.int64),
             positions=at,
             slots=slots,
-            span_starts=torch.from_numpy(starts).to(self._device),
-            page_table=order.to(torch.int32).expand(len(spans), -1).contiguous(),
+            span_starts=xp.from_numpy(starts),
+            page_table=order.to(xp.int32).expand(len(spans), -1).contiguous(),
         )
         return self._backend.attention(
             *(q, layer, batch),

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from holdfast.certification.certificate import CheckSteps, OperationCheck
 from holdfast.certification.checks.order_probes import GemmProbes
@@ -23,6 +22,8 @@ from holdfast.certification.checks.probes import (
     rows_at,
     run_full,
 )
+from holdfast.numerics.arrays import Tensor, arrays_on
+from holdfast.numerics.elementary import cos_sin_fp32
 from holdfast.numerics.forward_batch import ForwardBatch, RecurrentBatch
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
 from holdfast.numerics.ops import Backend, Linear
@@ -130,33 +131,33 @@ def check_layer(
     hidden = first.in_features
 
     def run(x: Tensor, *, canonical: bool, fused: bool) -> Tensor:
-        count, device = x.shape[0], x.device
-        kv, each = backend.new_kv_layer(count, shape.kv_heads, shape.head_dim), torch.arange(count)
+        count, xp = x.shape[0], arrays_on(x.device)
+        kv, each = backend.new_kv_layer(count, shape.kv_heads, shape.head_dim), xp.arange(count)
         recurrent = None
         if weights.mixer is not None:
             slots = min(count, _MAX_STATES)  # shared by requests: no state is stored, and no log is read
             kv = replace(kv, states=backend.new_state_layer(slots, _LOG_LEN, weights.mixer.recurrence))
-            zeros = torch.zeros_like(each)
-            spans = torch.stack((each % slots, zeros, zeros, zeros, each, each + 1), 1)
-            recurrent = RecurrentBatch(spans.to(device, torch.int32), 0)
+            zeros = xp.zeros_like(each)
+            spans = xp.stack((each % slots, zeros, zeros, zeros, each, each + 1), 1)
+            recurrent = RecurrentBatch(spans.to(xp.int32), 0)
         batch = ForwardBatch(
-            token_ids=torch.zeros(count, dtype=torch.int64, device=device),
-            positions=torch.zeros(count, dtype=torch.int64, device=device),
-            slots=torch.arange(count, device=device) * backend.page_size,
-            span_starts=torch.arange(count + 1, dtype=torch.int32, device=device),
-            page_table=torch.arange(count, dtype=torch.int32, device=device)[:, None].contiguous(),
+            token_ids=xp.zeros(count, dtype=xp.int64),
+            positions=xp.zeros(count, dtype=xp.int64),
+            slots=each * backend.page_size,
+            span_starts=xp.arange(count + 1, dtype=xp.int32),
+            page_table=xp.arange(count, dtype=xp.int32)[:, None].contiguous(),
             recurrent=recurrent,
         )
         batch = backend.prepare(batch, shape.heads, shape.kv_heads)
-        angles = torch.linspace(0.1, 3.0, shape.head_dim // 2, device=device).repeat(count, 1)
-        rotations = RopeCosSin(angles.cos(), angles.sin())
+        angles = np.tile(np.linspace(0.1, 3.0, shape.head_dim // 2, dtype=np.float32), (count, 1))
+        rotations = RopeCosSin(*map(xp.from_numpy, cos_sin_fp32(angles)))
         residual, normed = x.clone(), x.clone()
         parts = (residual, normed, weights, shape, kv, batch, rotations)
         if fused:
             backend.layer(*parts, canonical=canonical)
         else:
             run_layer(backend, *parts, canonical=True)
-        return torch.cat([residual, normed], 1)
+        return xp.cat([residual, normed], 1)
 
     return _check(
         backend,
@@ -180,7 +181,7 @@ def check_token_op(backend: Backend, op: ProbedOp, sizes: tuple[int, ...], *, su
         op.name + suffix,
         tuple(size for size in sizes if size % reference_tokens),
         shape=f"[{op.inputs.shape[1]}]",
-        probes=op.inputs.to(backend.device),
+        probes=op.inputs,
         canonical=op.run,
         fast=op.run,
         canonical_sizes=range(reference_tokens, max(sizes) + 1, reference_tokens),
@@ -191,7 +192,7 @@ def check_token_op(backend: Backend, op: ProbedOp, sizes: tuple[int, ...], *, su
 def check_sampler_op(backend: Backend, op: ProbedOp, sizes: tuple[int, ...]) -> CheckSteps:
     """The sampler gets any number of tokens, whatever the pass, so a difference at any size is
     reported as size 0."""
-    probes = op.inputs.to(backend.device)
+    probes = op.inputs
     expected = _in_order(*(yield from run_full(op.run, probes, backend.recipe.rows)), len(probes))
     differences = Differences()
     for size in sizes:
@@ -251,4 +252,4 @@ def _in_order(found: Tensor, order: Tensor, num_probes: int) -> Tensor:
 
 
 def _gemm_inputs(backend: Backend, width: int) -> Tensor:
-    return GemmProbes(width, getattr(torch, backend.recipe.dtype), backend.device).inputs
+    return GemmProbes(width, arrays_on(backend.device).dtype(backend.recipe.dtype), backend.device).inputs

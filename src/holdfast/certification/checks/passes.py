@@ -18,12 +18,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from holdfast.certification.certificate import CheckSteps, OperationCheck
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, Sampling, Span, SpanState, StepPlan
+from holdfast.numerics.arrays import Tensor, arrays_on
 from holdfast.numerics.bits import bits_of
 from holdfast.numerics.forward_batch import KVLayer
 
@@ -171,15 +169,15 @@ class _ProbeContext:
         if not self._pages:
             self._pages = self._own[-1:]  # a store of one page: probes read the page they write
         self.length = max(1, min(max_len, len(self._pages) * bench.page_size))
-        device = bench.layers[0].keys.device
-        self._all = torch.tensor(sorted({*self._own, *self._pages}), device=device)
+        xp = self._arrays = arrays_on(bench.layers[0].keys.device)
+        self._all = xp.tensor(sorted({*self._own, *self._pages}))
         last = self.length - 1
         wanted = (last, last - 1, last // 2 + 1, 3 * last // 4, 1025, 257, bench.page_size, 0)
         self._positions = [min(max(0, position), last) for position in wanted]
         self._tokens = [self._rng.randrange(bench.vocab_size) for _ in self._positions]
         self._kv = [layer for layer in bench.layers if len(layer.keys)]
         self._states = [layer.states for layer in bench.layers if layer.states is not None]
-        self._slots_of_states = torch.tensor(bench.state_slots, dtype=torch.int64, device=self._all.device)
+        self._slots_of_states = xp.tensor(bench.state_slots, dtype=xp.int64)
         self._fill()
         self._logs = [states.log[self._slots_of_states] for states in self._states]
 
@@ -276,30 +274,29 @@ class _ProbeContext:
         return placed if len(probes) > 1 else [*others[::2], *probes, *others[1::2]]
 
     def _fill(self) -> None:
-        device = self._all.device
-        generator = torch.Generator(device).manual_seed(3)
+        generator = self._arrays.generator(3)
         for layer in self._kv:
             for tensor in (layer.keys, layer.values):
                 shape = (len(self._all), *tensor.shape[1:])
-                numbers = torch.empty(shape, dtype=tensor.dtype, device=device)
-                tensor.index_copy_(0, self._all, numbers.normal_(generator=generator))
+                numbers = self._arrays.randn(shape, generator=generator).to(tensor.dtype)
+                tensor.index_copy_(0, self._all, numbers)
         for states in self._states:
             for tensor in (states.state, states.log):
                 shape = (len(self._slots_of_states), *tensor.shape[1:])
-                numbers = torch.empty(shape, dtype=tensor.dtype, device=device)
-                tensor.index_copy_(0, self._slots_of_states, numbers.normal_(generator=generator))
+                numbers = self._arrays.randn(shape, generator=generator).to(tensor.dtype)
+                tensor.index_copy_(0, self._slots_of_states, numbers)
 
     def _prepare(self, spans: dict[int, Span]) -> None:
         """Copy the context into each probe's own page. The pass overwrites one slot of it, and one entry of the
         log of a recurrent state."""
         for states, log in zip(self._states, self._logs, strict=True):
             states.log.index_copy_(0, self._slots_of_states, log)
-        page_size, device = self._bench.page_size, self._all.device
+        page_size = self._bench.page_size
         pages = [
             (self._pages[self._positions[probe] // page_size], span.pages[-1])
             for probe, span in spans.items()
         ]
-        source, target = (torch.tensor(each, device=device) for each in zip(*pages, strict=True))
+        source, target = (self._arrays.tensor(each) for each in zip(*pages, strict=True))
         for layer in self._kv:
             for tensor in (layer.keys, layer.values):
                 tensor.index_copy_(0, target, tensor.index_select(0, source))
@@ -311,7 +308,7 @@ class _ProbeContext:
             for layer in self._kv
             for part in (layer.keys[page, :, :, offset], layer.values[page, :, offset])
         ]
-        return bits_of(torch.stack(parts))
+        return bits_of(self._arrays.stack(parts))
 
 
 def _span(
@@ -341,4 +338,4 @@ def _span(
 def _same(found: Sequence[_ProbeResult], expected: Sequence[_ProbeResult]) -> bool:
     sampled = all(one.sampled == other.sampled for one, other in zip(found, expected, strict=True))
     pairs = zip(found, expected, strict=True)
-    return sampled and all(torch.equal(one.slots, other.slots) for one, other in pairs)
+    return sampled and all(bool((one.slots == other.slots).all()) for one, other in pairs)

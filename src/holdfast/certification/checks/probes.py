@@ -4,9 +4,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-from torch import Tensor
-
+from holdfast.numerics.arrays import Device, Tensor, arrays_on
 from holdfast.numerics.bits import bits_differ
 
 NUM_PROBES = 8  # among neighbours
@@ -35,14 +33,15 @@ def run_full(
     for every probe to occur, or `max_batches`. Returns the results and which probe each row is: which
     probe is at which place depends on the size. Pauses after some batches."""
     num_batches = min(-(-len(probes) // size), max_batches or len(probes))
-    order = (torch.arange(num_batches * size, device=probes.device) + size) % len(probes)
+    xp = arrays_on(probes.device)
+    order = (xp.arange(num_batches * size) + size) % len(probes)
     found = []
-    for number, batch in enumerate(torch.split(probes.index_select(0, order), size), 1):
+    for number, batch in enumerate(xp.split(probes.index_select(0, order), size), 1):
         # A copy: in a pass a batch has memory of its own, which a library may choose its kernel by.
         found.append(operation(batch.clone()))
         if number % _BATCHES_AT_ONCE == 0:
             yield
-    return torch.cat(found), order
+    return xp.cat(found), order
 
 
 def mixed_batches(size: int, num_probes: int) -> list[ProbeBatch]:
@@ -72,14 +71,14 @@ def rows_at(batch: Tensor, at: tuple[int, ...]) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _neighbours(num_tokens: int, width: int, device: torch.device) -> Tensor:
-    generator = torch.Generator(device).manual_seed(width)
-    return torch.randn(num_tokens, width, generator=generator, device=device)
+def _neighbours(num_tokens: int, width: int, device: Device) -> Tensor:
+    xp = arrays_on(device)
+    return xp.randn(num_tokens, width, generator=xp.generator(width))
 
 
 @lru_cache(maxsize=4096)
-def _index(at: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(at, device=device)
+def _index(at: tuple[int, ...], device: Device) -> Tensor:
+    return arrays_on(device).tensor(at)
 
 
 def clear_neighbours() -> None:
@@ -105,11 +104,12 @@ class Differences:
         """Every row counts as one comparison."""
         assert found.shape == expected.shape
         self._labels.append(label)
+        self._arrays = arrays_on(found.device)
         self._differ.append(bits_differ(found, expected).any())
         self.num_comparisons += len(found)
 
     def labels(self) -> set[int]:
         if not self._differ:
             return set()
-        differ = torch.stack(self._differ).tolist()
+        differ = self._arrays.stack(self._differ).tolist()
         return {label for label, differs in zip(self._labels, differ, strict=True) if differs}

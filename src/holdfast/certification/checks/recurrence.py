@@ -4,11 +4,9 @@ tokens, in windows after replayed tokens, in any slot."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from holdfast.certification.certificate import CheckSteps, OperationCheck
 from holdfast.certification.checks.probes import Differences
+from holdfast.numerics.arrays import Tensor, arrays_on
 from holdfast.numerics.forward_batch import ForwardBatch, RecurrentBatch, StateLayer
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.recurrence import Recurrence, run_recurrence
@@ -57,11 +55,11 @@ class _Bench:
 
     def __init__(self, backend: Backend, weights: Recurrence, context: int) -> None:
         self._backend, self._weights, self._context = backend, weights, context
-        generator = torch.Generator(backend.device).manual_seed(11)
+        xp = self._arrays = arrays_on(backend.device)
         shape = (context + 1, weights.input_width)
-        inputs = torch.randn(shape, generator=generator, device=backend.device)
+        inputs = xp.randn(shape, generator=xp.generator(11))
         inputs[context] = float("nan")
-        self._inputs = inputs.to(getattr(torch, backend.recipe.dtype))
+        self._inputs = inputs.to(xp.dtype(backend.recipe.dtype))
 
     def chunked(self, size: int, slot: int) -> _Results:
         """Run the request in chunks, each in a pass padded to `size` tokens."""
@@ -69,7 +67,7 @@ class _Bench:
         for start in range(0, self._context, size):
             stop = min(start + size, self._context)
             outputs.append(self._pass(layer, [(slot, start, start, stop)], [(start, stop)], size))
-        return _Results(torch.cat(outputs), layer.state[slot].flatten(0, 1))
+        return _Results(self._arrays.cat(outputs), layer.state[slot].flatten(0, 1))
 
     def compare(self, found: _Results, expected: _Results, label: int, differences: Differences) -> None:
         differences.compare(label, found.outputs, expected.outputs)
@@ -104,7 +102,7 @@ class _Bench:
         )[:1]
         stop = self._context
         rest = self._pass(layer, [(3, accepted + 1, accepted, stop)], [(accepted + 1, stop)], stop)
-        found = _Results(torch.cat((first, second, third, rest)), layer.state[3].flatten(0, 1))
+        found = _Results(self._arrays.cat((first, second, third, rest)), layer.state[3].flatten(0, 1))
         self.compare(found, reference, 0, differences)
 
     def _new_layer(self) -> StateLayer:
@@ -122,7 +120,7 @@ class _Bench:
     ) -> Tensor:
         """Run a pass of spans, each with its positions of the probe request, padded to `num_tokens`. The last
         span has all that follow it. Return the results of its tokens."""
-        device = self._backend.device
+        xp = self._arrays
         at = [position for start, stop in positions for position in range(start, stop)]
         ends = [0]
         for start, stop in positions[: len(states) - 1]:
@@ -130,12 +128,12 @@ class _Bench:
         ends.append(len(at))
         spans = [(*state, *ends[index : index + 2]) for index, state in enumerate(states)]
         padded = [*at, *[self._context] * (num_tokens - len(at))]
-        none = torch.zeros(len(padded), dtype=torch.int64, device=device)
+        none = xp.zeros(len(padded), dtype=xp.int64)
         recurrent = RecurrentBatch(
-            torch.tensor(spans, dtype=torch.int32, device=device),
+            xp.tensor(spans, dtype=xp.int32),
             sum(start - checkpoint for _, start, checkpoint, _ in states),
         )
-        starts = torch.tensor([0, len(at)], dtype=torch.int32, device=device)
-        batch = ForwardBatch(none, none, none, starts, none[None, :1].to(torch.int32), recurrent=recurrent)
-        x = self._inputs.index_select(0, torch.tensor(padded, device=device))
+        starts = xp.tensor([0, len(at)], dtype=xp.int32)
+        batch = ForwardBatch(none, none, none, starts, none[None, :1].to(xp.int32), recurrent=recurrent)
+        x = self._inputs.index_select(0, xp.tensor(padded))
         return run_recurrence(self._backend, x, self._weights, layer, batch)[: len(at)]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-from torch import Tensor
 
+from holdfast.numerics.arrays import Tensor
 from holdfast.numerics.cache_dir import cache_dir, read_json, write_checked
 
 _log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
 import typer
@@ -19,10 +20,10 @@ from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.version import __version__
 
-_NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "msgspec", "typer", "rich")
+_NEEDED = ("numpy", "ml-dtypes", "safetensors", "tokenizers", "jinja2", "msgspec", "typer", "rich")
 _OPTIONAL = {  # how to install each, if not as a part of the whole
-    **dict.fromkeys(("huggingface-hub", "httpx", "cryptography"), ""),
-    "llguidance": "pip install 'holdfast[structured]', for structured output",
+    "torch": "pip install 'holdfast[torch]', for GPUs and for a CPU without C kernels",
+    **dict.fromkeys(("huggingface-hub", "httpx", "cryptography", "llguidance"), ""),
 }
 _MARKS = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]missing[/]", "plain": ""}
 
@@ -104,17 +105,15 @@ def _package(name: str) -> Callable[[], Found]:
 
 
 def _device() -> Found:
-    import torch
-
-    from holdfast.worker.device import choose_device, cpu_name
+    from holdfast.worker.device import choose_device, device_name
 
     device = choose_device("auto")
-    if device.type == "cuda":
-        return f"{device}: {torch.cuda.get_device_name(device)}", "good"
-    return f"cpu: {cpu_name()}, {torch.backends.cpu.get_cpu_capability()}", "plain"
+    return f"{device}: {device_name(device)}", "good" if device.type == "cuda" else "plain"
 
 
 def _gpu() -> Found:
+    if find_spec("torch") is None:
+        return "not looked for: torch is not installed", "plain"
     import torch
 
     from holdfast.worker.device import cublas_version, has_triton
@@ -135,9 +134,10 @@ def _gpu() -> Found:
 
 
 def _threads() -> Found:
-    import torch
+    from holdfast.numerics.settings_guard import decide_num_threads
+    from holdfast.worker.device import choose_device
 
-    return f"{torch.get_num_threads()} of {os.cpu_count()} cores", "plain"
+    return f"{decide_num_threads(None, choose_device('auto'))} of {os.cpu_count()} cores", "plain"
 
 
 def _kernels() -> Found:
@@ -180,20 +180,21 @@ def _model() -> Found:
 
 def _certificate() -> Found:
     """Look for stored certificates of the default model, on this device, with these versions."""
-    import torch
-
     from holdfast.certification.certificate import list_certificates
     from holdfast.errors import HoldfastError
     from holdfast.models.checkpoint import open_checkpoint
     from holdfast.models.locate import locate
+    from holdfast.numerics.arrays import HOST
     from holdfast.worker.device import choose_device, device_name
 
     try:
         model = open_checkpoint(locate(None).path).config
     except HoldfastError:
         return "not checked: there is no default model", "note"
-    device = device_name(choose_device("auto"))
-    ours = {"holdfast": __version__, "torch": str(torch.__version__), "device": device}
+    device = choose_device("auto")
+    ours = {"holdfast": __version__, "device": device_name(device)}
+    if device is not HOST:
+        ours["torch"] = metadata.version("torch")
     sizes = {"layers": model.num_layers, "hidden": model.hidden_size, "vocab": model.vocab_size}
     fitting = [
         certificate

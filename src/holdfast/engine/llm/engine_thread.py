@@ -274,7 +274,7 @@ def _current_gpu() -> int | None:
 
 def _enter_defaults(gpu: int | None) -> None:
     """A thread inherits the floating-point environment of its creator."""
-    from holdfast.numerics.settings_guard import enter_default_environment  # imports torch
+    from holdfast.numerics.settings_guard import enter_default_environment  # imports numpy
 
     enter_default_environment()
     if gpu is not None:

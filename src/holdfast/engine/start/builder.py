@@ -9,12 +9,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from holdfast.certification.canary import run_canary
 from holdfast.certification.certificate import certificate_key, load_certificate
 from holdfast.certification.certify import certificate_subject, plan_certification
-from holdfast.certification.gemm.choose import choose_recipes
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
 from holdfast.engine.background_work import BackgroundWork, SpareKVPages
 from holdfast.engine.config import (
@@ -40,8 +37,8 @@ from holdfast.kv_cache.page_pool import PagePool
 from holdfast.models.checkpoint import Checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
-from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.weight_loader import load_decoder
+from holdfast.numerics.arrays import Device, arrays_on
 from holdfast.numerics.backends.c.layers import MAX_HEAD_DIM
 from holdfast.numerics.backends.select_backend import open_backend, uses_c_kernels, uses_triton
 from holdfast.numerics.batch_sizes import padded_batch_sizes
@@ -62,7 +59,14 @@ from holdfast.thinking.blocks import load_blocks
 from holdfast.thinking.log import ThoughtLogs
 from holdfast.thinking.runner import ThoughtRunner, slot_bytes
 from holdfast.thinking.weights import thinking_parts
-from holdfast.worker.device import choose_device, cpu_name, device_name, device_parts, free_memory
+from holdfast.worker.device import (
+    choose_device,
+    cpu_name,
+    device_name,
+    device_parts,
+    free_memory,
+    require_torch,
+)
 from holdfast.worker.kv_store import (
     NUM_SCRATCH_STATES,
     KVStore,
@@ -74,7 +78,6 @@ from holdfast.worker.kv_store import (
 from holdfast.worker.model_runner import ModelRunner
 
 _log = logging.getLogger(__name__)
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _MORE_STATES, _FEWEST_SPARE_STATES = 64, 4  # recurrent states besides those of running requests
 _MAX_RECURRENT_WINDOW = 31  # candidates; the log of a recurrent layer holds several windows
 _STATE_INTERVALS = {"cpu": 256, "cuda": 2048}  # positions between states of a prompt that are kept
@@ -104,13 +107,13 @@ def assemble(
     its kernels meanwhile."""
     config = opened.config
     device = choose_device(config.device, config.kernels)
-    checkpoint = checkpoint or DummyCheckpoint(opened.model, device=device)
+    checkpoint = checkpoint or _random_weights(opened.model, device)
     settings = numeric_settings(config.num_threads, device=device)
     with our_settings(device):
         builder = _Builder(opened, checkpoint, device, settings, show)
         try:
             return builder.build(worker or CompileWorker())
-        except (MemoryError, torch.OutOfMemoryError) as error:
+        except (MemoryError, arrays_on(device).OutOfMemoryError) as error:
             raise ConfigError(builder.out_of_memory()) from error
         except HoldfastError:
             raise
@@ -130,7 +133,7 @@ class _Builder:
         self,
         opened: OpenedModel,
         checkpoint: Checkpoint,
-        device: torch.device,
+        device: Device,
         settings: NumericSettings,
         show: ShowProgress | None,
     ) -> None:
@@ -142,7 +145,8 @@ class _Builder:
         model = self.model = checkpoint.config.for_length(self.max_len)
         self.folder, self.thinking = opened.thinking_folder, opened.thinking
         self.block_formats = _kept_formats(config, checkpoint, device)
-        self.dtype = torch.float32 if self.block_formats else torch_dtype(config, model.torch_dtype)
+        wanted = "float32" if self.block_formats else dtype_name(config.dtype, model.torch_dtype)
+        self.dtype = arrays_on(device).dtype(wanted)
         self.batch_limits = config.batch_limits(device.type, model.num_experts)
 
     def build(self, worker: CompileWorker) -> Engine:
@@ -260,7 +264,7 @@ class _Builder:
 
     def out_of_memory(self) -> str:
         weights = self.model.num_parameters * self.dtype.itemsize / 2**30
-        dtype = str(self.dtype).removeprefix("torch.")
+        dtype = self.backend.recipe.dtype
         return (
             f"{device_name(self.device)} ran out of memory while the engine was built; the weights of this model "
             f"take {weights:.1f} GiB in {dtype}. Use a device with more memory or a smaller model, or lower "
@@ -313,7 +317,10 @@ class _Builder:
                 num_threads=num_threads,
                 portable=config.portable,
                 block_formats=self.block_formats,
+                device=self.device,
             )
+        from holdfast.certification.gemm.choose import choose_recipes  # imports torch
+
         choosing = partial(self.show, "Choosing recipes")
         recipes = choose_recipes(self.model, dtype, self.device, self.settings, choosing)
         return open_backend(
@@ -388,19 +395,23 @@ def gemm_recipes(
     device = choose_device(config.device, config.kernels)
     if not uses_triton(config.kernels, device):
         return ()
+    from holdfast.certification.gemm.choose import choose_recipes  # imports torch
+
     settings = numeric_settings(config.num_threads, device=device)
     model = open_model(config).model
-    dtype = torch_dtype(config, model.torch_dtype)
+    dtype = arrays_on(device).dtype(dtype_name(config.dtype, model.torch_dtype))
     choosing = partial(show or _show_nothing, "Choosing recipes")
     return choose_recipes(model, dtype, device, settings, choosing, anew=anew)
 
 
-def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
-    """Return the dtype to compute in; stored: the checkpoint's own."""
-    return _DTYPES[dtype_name(config.dtype, stored)]
+def _random_weights(model: DecoderConfig, device: Device) -> Checkpoint:
+    require_torch("a model with random weights")
+    from holdfast.models.dummy import DummyCheckpoint
+
+    return DummyCheckpoint(model, device=str(device))
 
 
-def _kept_formats(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> frozenset[str]:
+def _kept_formats(config: EngineConfig, checkpoint: Checkpoint, device: Device) -> frozenset[str]:
     """Return the formats of quantised blocks that C kernels compute with as they are, with activations in fp32.
     A configured dtype dequantises them."""
     if config.dtype != "auto" or not isinstance(checkpoint, BlockSource):

@@ -10,9 +10,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import torch
-
+from holdfast.numerics.arrays import Device
 from holdfast.worker.device import device_name
+from holdfast.worker.transfer import DeviceStream
 
 _COMPILER = ("failed to find c compiler", "gcc", "cc1", "cuda.h", "python.h")
 _DRIVER = ("no kernel image", "driver version is insufficient", "unsupported toolchain", "ptx version")
@@ -22,14 +22,14 @@ _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (r-[x-]p) .*\.so[.0-9]*$")
 class StartUpClock:
     """Measures phases one after the other. On a GPU the work of a phase is awaited."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: Device) -> None:
         self.seconds: dict[str, float] = {}  # by phase, in order
         self._device = device
         self._last = time.perf_counter()
 
     def end(self, phase: str) -> None:
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            DeviceStream(self._device).wait()
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
@@ -77,7 +77,7 @@ def _clean_library_mappings(smaps: str) -> Iterator[tuple[int, int]]:
                 found = start, int(start_end[2], 16) - start
 
 
-def explain_kernel_failure(error: BaseException, device: torch.device) -> str | None:
+def explain_kernel_failure(error: BaseException, device: Device) -> str | None:
     """Say what failed and what to do; None if this error does not come from a GPU kernel."""
     if device.type != "cuda":
         return None
@@ -87,7 +87,7 @@ def explain_kernel_failure(error: BaseException, device: torch.device) -> str | 
         advice = "the driver or the GPU is too old for the installed torch and triton: update the driver"
     elif type(error).__module__.startswith("triton") or any(sign in lowered for sign in _COMPILER):
         advice = "a kernel could not be compiled: Triton needs a C compiler (gcc) and a GPU of capability 8.0 or newer"
-    elif isinstance(error, torch.AcceleratorError):
+    elif type(error).__name__ == "AcceleratorError":
         advice = "the GPU failed: restart the process, and look at the driver's log"
     else:
         return None

@@ -3,21 +3,17 @@ are read."""
 
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import BadWeights
 from holdfast.models.checkpoint import RawTensor, Shape, expected_tensors, require_tensors
+from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.names import PERMUTED, StoredName, architecture, find_tensor, gguf_config
 from holdfast.models.gguf.reader import GgufFile, StoredType
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from holdfast.numerics.blocks import Blocks
+from holdfast.numerics.arrays import DType, Tensor, host, rounded
+from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks, find_bad_scale
 
 
 class GgufCheckpoint:
@@ -38,36 +34,26 @@ class GgufCheckpoint:
     def shape(self, name: str) -> Shape:
         return self._shapes[name]
 
-    def tensor(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
+    def tensor(self, name: str, dtype: DType | None = None) -> Tensor:
         """Return the tensor rounded to `dtype`; without one in fp32, or as stored in a float format."""
-        import torch
-
-        from holdfast.models.gguf.dequantize import dequantize
-
         shape, stored = self._shapes[name], self.file.tensors[self._stored[name].name].stored
-        raw = torch.from_numpy(self._bytes(name))
+        raw = self._bytes(name)
         self._require_finite_scales(name, stored, raw)
-        return dequantize(raw, stored, dtype).view(shape)
+        return rounded(dequantize(raw, stored).view(shape), dtype)
 
     def block_formats(self) -> frozenset[str]:
         """Return the formats of matrices that a backend may keep in blocks."""
-        from holdfast.numerics.blocks import BLOCK_FORMATS
-
         matrices = (self._stored[name].name for name, shape in self._shapes.items() if len(shape) == 2)
         return frozenset(self.file.tensors[name].stored.name for name in matrices) & frozenset(BLOCK_FORMATS)
 
-    def blocks(self, name: str) -> "Blocks | None":
+    def blocks(self, name: str) -> Blocks | None:
         """Return the matrix in the blocks of the file, or None if it is stored in another format."""
-        import torch
-
-        from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
-
         shape, stored = self._shapes[name], self.file.tensors[self._stored[name].name].stored
         if stored.name not in BLOCK_FORMATS or len(shape) != 2:
             return None
-        raw = torch.from_numpy(self._bytes(name))
+        raw = self._bytes(name)
         self._require_finite_scales(name, stored, raw)
-        return Blocks(stored.name, raw.view(shape[0], -1), shape[1])
+        return Blocks(stored.name, host(raw.reshape(shape[0], -1)), shape[1])
 
     def raw(self, name: str) -> RawTensor:
         """Return the tensor's bytes: in the mapped file, or a copy if the rows were permuted."""
@@ -76,10 +62,8 @@ class GgufCheckpoint:
     def release(self) -> None:
         self.file.release()
 
-    def _require_finite_scales(self, name: str, stored: StoredType, raw: "Tensor") -> None:
+    def _require_finite_scales(self, name: str, stored: StoredType, raw: NDArray[np.uint8]) -> None:
         """No converter writes another scale than a finite number: such a block is damaged."""
-        from holdfast.numerics.blocks import find_bad_scale
-
         bad = find_bad_scale(stored.name, raw)
         if bad is not None:
             raise BadWeights(

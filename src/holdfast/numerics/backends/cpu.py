@@ -8,10 +8,8 @@ from contextlib import suppress
 from math import prod
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from holdfast.numerics.backends.torch.recurrence import TorchRecurrence
+from holdfast.numerics.arrays import Device, DType, Tensor, arrays_on
 from holdfast.numerics.experts import ExpertLinears, combine, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer, StateLayer
 from holdfast.numerics.layer import run_layer, run_layers
@@ -22,13 +20,13 @@ _MAPPED_BYTES = 1 << 22
 _MAPPED_WEIGHT_BYTES = 1 << 16
 
 
-class CpuBackend(TorchRecurrence):
+class CpuBackend:
     """The operations of `Backend` that both CPU backends have in the same form."""
 
-    device = torch.device("cpu")
+    device: Device
     page_size = 16
     split_pages = 0
-    dtype: torch.dtype
+    dtype: DType
     layer = run_layer
     layers = run_layers
     experts = run_experts
@@ -41,15 +39,16 @@ class CpuBackend(TorchRecurrence):
         Raises MemoryError if the system refuses.
         """
         return KVLayer(
-            keys=untouched_zeros((num_pages, kv_heads, head_dim, self.page_size), self.dtype),
-            values=untouched_zeros((num_pages, kv_heads, self.page_size, head_dim), self.dtype),
+            keys=untouched_zeros((num_pages, kv_heads, head_dim, self.page_size), self.dtype, self.device),
+            values=untouched_zeros((num_pages, kv_heads, self.page_size, head_dim), self.dtype, self.device),
         )
 
     def new_state_layer(self, num_slots: int, log_len: int, shape: StateShape) -> StateLayer:
         """Return slots of zeros, which use no memory until they are written."""
+        fp32 = arrays_on(self.device).float32
         return StateLayer(
-            state=untouched_zeros((num_slots, *shape.state_shape), torch.float32),
-            log=untouched_zeros((num_slots, log_len, shape.log_width), self.dtype),
+            state=untouched_zeros((num_slots, *shape.state_shape), fp32, self.device),
+            log=untouched_zeros((num_slots, log_len, shape.log_width), self.dtype, self.device),
         )
 
     def tile_tokens(self, span_len: int, group: int) -> int:
@@ -74,16 +73,17 @@ class CpuBackend(TorchRecurrence):
         return None
 
 
-def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def untouched_zeros(shape: tuple[int, ...], dtype: DType, device: Device) -> Tensor:
     """Zeros whose memory is allocated when it is first written, in the system's small pages.
 
-    torch.zeros would write all of it now. numpy asks for huge pages: one request, with a few tokens in
+    Zeros of torch are written now. numpy asks for huge pages: one request, with a few tokens in
     every layer, would make 2 MiB of each layer resident.
     """
     num_bytes = prod(shape) * dtype.itemsize
-    if sys.platform != "linux" or num_bytes < _MAPPED_BYTES:
-        return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)
-    return torch.frombuffer(_map_zeros(num_bytes), dtype=dtype).view(shape)
+    is_mapped = sys.platform == "linux" and num_bytes >= _MAPPED_BYTES
+    integers = f"i{dtype.itemsize}"
+    zeros = np.frombuffer(_map_zeros(num_bytes), integers) if is_mapped else np.zeros(prod(shape), integers)
+    return arrays_on(device).from_numpy(zeros).view(dtype).view(shape)
 
 
 def _map_zeros(num_bytes: int) -> mmap.mmap:
@@ -96,9 +96,9 @@ def _map_zeros(num_bytes: int) -> mmap.mmap:
     return memory
 
 
-def new_bytes(num_bytes: int) -> Tensor:
+def new_bytes(num_bytes: int, device: Device) -> Tensor:
     """Memory for packed weights, uint8 [num_bytes], mapped by itself: it takes no more than its size,
-    and goes back to the system when it is freed, where torch's allocator keeps memory."""
-    if sys.platform != "linux" or num_bytes < _MAPPED_WEIGHT_BYTES:
-        return torch.empty(num_bytes, dtype=torch.uint8)
-    return torch.frombuffer(_map_zeros(num_bytes), dtype=torch.uint8)
+    and goes back to the system when it is freed, where an allocator keeps memory."""
+    is_mapped = sys.platform == "linux" and num_bytes >= _MAPPED_WEIGHT_BYTES
+    memory = np.frombuffer(_map_zeros(num_bytes), np.uint8) if is_mapped else np.empty(num_bytes, np.uint8)
+    return arrays_on(device).from_numpy(memory)

@@ -6,27 +6,24 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-import torch
-
 from holdfast.errors import ConfigError
+from holdfast.numerics.arrays import Device, DType, dtype_name, main_memory
 from holdfast.numerics.backends.c.backend import CBackend
-from holdfast.numerics.backends.c.kernels import load_kernels
-from holdfast.numerics.backends.torch.backend import TorchBackend
+from holdfast.numerics.backends.c.kernels import has_c_kernels, load_kernels
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KERNEL_BACKENDS, KernelBackend
 
 _log = logging.getLogger(__name__)
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-CPU = torch.device("cpu")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def open_backend(
-    dtype: torch.dtype,
+    dtype: DType,
     *,
     kernels: KernelBackend = "auto",
     num_threads: int,
-    device: torch.device = CPU,
+    device: Device | None = None,
     portable: bool = False,
     vendor_gemm: bool = False,
     split_k: Mapping[tuple[int, int], int] | None = None,
@@ -40,11 +37,14 @@ def open_backend(
 
     block_formats: C kernels keep weights of these formats in their quantised blocks.
 
+    device: None is main memory, with arrays of the library of `dtype`.
+
     On a GPU: split_k and split_n are those of `Linear`, by GEMM shape (N, K). vendor_gemm: fast
     passes use the library's own GEMMs, without the recipe.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"no backend for {dtype}; use one of {', '.join(map(str, DTYPES))}")
+    if dtype_name(dtype) not in DTYPES:
+        raise ConfigError(f"no backend for {dtype}; use one of {', '.join(DTYPES)}")
+    device = device or main_memory(dtype)
     if num_threads < 1:
         raise ConfigError(f"num_threads is {num_threads}; it must be at least 1")
     if kernels not in KERNEL_BACKENDS:
@@ -57,18 +57,26 @@ def open_backend(
 
         return TritonBackend(dtype, device, split_k or {}, vendor_gemm, split_n)
     if kernels == "torch":
-        return TorchBackend(dtype)
+        return _torch_backend(dtype)
     try:
         library = load_kernels()
     except ConfigError as error:
         if kernels == "c" or portable:
             raise
         _log.warning("using the slower torch backend: %s", error)
-        return TorchBackend(dtype)
-    return CBackend(dtype, library, num_threads, portable=portable, block_formats=block_formats)
+        return _torch_backend(dtype)
+    return CBackend(
+        dtype, library, num_threads, device=device, portable=portable, block_formats=block_formats
+    )
 
 
-def _check_portable(kernels: KernelBackend, device: torch.device) -> None:
+def _torch_backend(dtype: DType) -> Backend:
+    from holdfast.numerics.backends.torch.backend import TorchBackend  # imports torch
+
+    return TorchBackend(dtype)
+
+
+def _check_portable(kernels: KernelBackend, device: Device) -> None:
     if device.type != "cpu":
         raise ConfigError(f"portable is a recipe for CPUs, and the device is {device}; use device cpu")
     if kernels not in ("auto", "c"):
@@ -77,18 +85,12 @@ def _check_portable(kernels: KernelBackend, device: torch.device) -> None:
         )
 
 
-def uses_c_kernels(kernels: KernelBackend, device: torch.device) -> bool:
+def uses_c_kernels(kernels: KernelBackend, device: Device) -> bool:
     """Return whether `kernels` means C kernels on this device, and they can be loaded or built."""
-    if device.type != "cpu" or kernels not in ("auto", "c"):
-        return False
-    try:
-        load_kernels()
-    except ConfigError:
-        return False
-    return True
+    return device.type == "cpu" and kernels in ("auto", "c") and has_c_kernels()
 
 
-def uses_triton(kernels: KernelBackend, device: torch.device) -> bool:
+def uses_triton(kernels: KernelBackend, device: Device) -> bool:
     """Return whether `kernels` means Triton on this device.
 
     Raises `ConfigError` if the two do not match.

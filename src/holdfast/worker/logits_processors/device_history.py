@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Sampling
+from holdfast.numerics.arrays import Device, Tensor, arrays_on
 from holdfast.numerics.sampling import BadWordBatch, PenaltyBatch, TokenHistory, TokensBefore
 from holdfast.worker.input_batch import PageTableCache
 from holdfast.worker.logits import LogitsSlice, PlacedSlices
@@ -57,7 +56,7 @@ def penalise_on_device(logits: Tensor, unread: PlacedSlices, tokens: DeviceToken
     )
     device_rows, device_ends, table_rows, prompt_lens = numbers[:4]
     before = TokensBefore(device_ends, table_rows, page_table, int(ends.max()))
-    on_device = (each.view(torch.float32) for each in numbers[4:])
+    on_device = (each.view(arrays_on(logits.device).float32) for each in numbers[4:])
     tokens.history.penalise(logits, PenaltyBatch(device_rows, before, prompt_lens, *on_device))
 
 
@@ -109,7 +108,7 @@ def _words(sampling: Sampling, longest: int) -> tuple[Ints, Ints, Ints]:
     return prefixes, lengths, np.array([word[-1] for word in words], np.int32)
 
 
-def _send(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
+def _send(arrays: Sequence[Ints], device: Device) -> list[Tensor]:
     """Send the arrays in one copy, each aligned."""
     starts = np.cumsum([0, *(aligned(each.size, 4) for each in arrays)])
     buffer = np.zeros(starts[-1], np.int32)

@@ -11,10 +11,9 @@ back. Every operation is rounded to fp32 by itself: the bits do not depend on th
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from holdfast.numerics.arrays import Tensor, arrays_on
 from holdfast.worker.logits import LogitsSlice, PlacedSlices
 from holdfast.worker.logits_processors.device_history import is_on_device
 from holdfast.worker.transfer import send_array
@@ -47,9 +46,10 @@ def apply_penalties(logits: Tensor, placed: PlacedSlices) -> None:
     index = np.concatenate([rows * vocab_size + ids for _, rows, ids, _ in found])  # no index occurs twice
     where = send_array(index, logits.device)
     values = logits.view(-1).index_select(0, where)  # fp32 [n], as the penalties
-    values = torch.where(values > 0, values / repetition, values * repetition)
+    xp = arrays_on(logits.device)
+    values = xp.where(values > 0, values / repetition, values * repetition)
     values = values - frequency * counts
-    values = torch.where(counts > 0, values - presence, values)
+    values = xp.where(counts > 0, values - presence, values)
     logits.view(-1).index_copy_(0, where, values)
 
 

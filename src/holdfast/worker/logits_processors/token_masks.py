@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Span
+from holdfast.numerics.arrays import Device, Tensor, arrays_on
 from holdfast.worker.logits import LogitsSlice, Masks, PlacedSlices
 from holdfast.worker.logits_processors.device_history import is_on_device
 from holdfast.worker.transfer import send_array
@@ -82,10 +81,10 @@ class TokenLists:
 
 # By identity: comparing two SamplingParams would read their lists. An id may be reused after its
 # object has died.
-_lists: dict[tuple[int, int, torch.device], tuple[weakref.ref[SamplingParams], TokenLists]] = {}
+_lists: dict[tuple[int, int, Device], tuple[weakref.ref[SamplingParams], TokenLists]] = {}
 
 
-def token_lists_of(params: SamplingParams, vocab_size: int, device: torch.device) -> TokenLists:
+def token_lists_of(params: SamplingParams, vocab_size: int, device: Device) -> TokenLists:
     key = (id(params), vocab_size, device)
     known = _lists.get(key)
     if known is not None and known[0]() is params:
@@ -95,35 +94,34 @@ def token_lists_of(params: SamplingParams, vocab_size: int, device: torch.device
     return made
 
 
-def _make_lists(params: SamplingParams, vocab_size: int, device: torch.device) -> TokenLists:
+def _make_lists(params: SamplingParams, vocab_size: int, device: Device) -> TokenLists:
     biases = [(token_id, bias) for token_id, bias in params.biases if token_id < vocab_size]
     limit = _limit(params, vocab_size)
     return TokenLists(
         bias_ids=np.array([token_id for token_id, _ in biases], np.int64),
         biases=np.array([bias for _, bias in biases], np.float32),
-        bad_ids=_inside(params.bad_ids, vocab_size).numpy(),
-        limit=send_array(limit.numpy(), device),
+        bad_ids=_inside(params.bad_ids, vocab_size),
+        limit=send_array(limit, device),
         allowed_bits=_allowed_bits(limit) if len(limit) else -1,
     )
 
 
-def _allowed_bits(limit: Tensor) -> int:
-    return int.from_bytes(np.packbits((limit > 0).numpy(), bitorder="little").tobytes(), "little")
+def _allowed_bits(limit: NDArray[np.float32]) -> int:
+    return int.from_bytes(np.packbits(limit > 0, bitorder="little").tobytes(), "little")
 
 
-def _limit(params: SamplingParams, vocab_size: int) -> Tensor:
+def _limit(params: SamplingParams, vocab_size: int) -> NDArray[np.float32]:
     if params.allowed_ids is None and not params.bad_ids:
-        return torch.empty(0)
-    limit = torch.full((vocab_size,), torch.inf)
+        return np.empty(0, np.float32)
+    limit = np.full(vocab_size, np.inf if params.allowed_ids is None else -np.inf, np.float32)
     if params.allowed_ids is not None:
-        limit.fill_(-torch.inf)
-        limit[_inside(params.allowed_ids, vocab_size)] = torch.inf
-    limit[_inside(params.bad_ids, vocab_size)] = -torch.inf
+        limit[_inside(params.allowed_ids, vocab_size)] = np.inf
+    limit[_inside(params.bad_ids, vocab_size)] = -np.inf
     return limit
 
 
-def _inside(token_ids: tuple[int, ...], vocab_size: int) -> Tensor:
-    ids = torch.tensor(token_ids, dtype=torch.int64)
+def _inside(token_ids: tuple[int, ...], vocab_size: int) -> Ints:
+    ids = np.array(token_ids, np.int64)
     return ids[ids < vocab_size]
 
 
@@ -139,7 +137,8 @@ def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> None:
         params = slice_.span.sampling.params
         if params.allowed_ids is not None or len(params.bad_ids) > _MAX_SINGLE_IDS:
             rows = logits[at : at + slice_.num_tokens]
-            torch.minimum(rows, token_lists_of(params, vocab_size, device).limit, out=rows)
+            limit = token_lists_of(params, vocab_size, device).limit
+            arrays_on(device).minimum(rows, limit, out=rows)
         elif params.bad_ids:
             bad_ids = token_lists_of(params, vocab_size, device).bad_ids
             single.extend(row * vocab_size + bad_ids for row in range(at, at + slice_.num_tokens))
@@ -154,7 +153,7 @@ def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> None:
         _apply_grammar_bits(logits, grammar_rows, grammar_bits)
     places = np.concatenate((*single, np.empty(0, np.int64)))
     if len(places):
-        logits.view(-1).index_fill_(0, send_array(places, device), -torch.inf)
+        logits.view(-1).index_fill_(0, send_array(places, device), -np.inf)
 
 
 def _has_masks(slice_: LogitsSlice) -> bool:
@@ -173,15 +172,16 @@ def _apply_grammar_bits(logits: Tensor, rows: list[int], bits: bytearray) -> Non
         for row, found in zip(rows, is_masked, strict=True):
             np.copyto(logits[row].numpy(), -np.inf, where=found)
         return
-    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    xp = arrays_on(logits.device)
+    shifts = xp.arange(8, dtype=xp.uint8)
     unpacked = send_array(packed.copy(), logits.device)[:, :, None] >> shifts  # [n, bytes, 8]
     is_allowed = unpacked.bitwise_and_(1).view(len(rows), -1)[:, :vocab_size]
     index = send_array(np.array(rows, np.int64), logits.device)
-    logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(is_allowed == 0, -torch.inf))
+    logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(is_allowed == 0, -np.inf))
 
 
 def _grammar_bits(
-    slice_: LogitsSlice, bad_word_ends: list[Ints], vocab_size: int, device: torch.device
+    slice_: LogitsSlice, bad_word_ends: list[Ints], vocab_size: int, device: Device
 ) -> bytearray:
     """Return the masks of the slice that are not None, in whole bytes, bit i for token i."""
     everything = (1 << vocab_size) - 1

@@ -7,10 +7,10 @@ checked here.
 import struct
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from holdfast.numerics.backends.c.kernels import CODES, CKernels, address
+from holdfast.numerics.arrays import Device, DType, Tensor, arrays_on, dtype_name, main_memory
+from holdfast.numerics.backends.c.kernels import CODES, CKernels, address, is_fp32
 from holdfast.numerics.backends.c.layers import (
     MAX_HEAD_DIM,
     MAX_ROPES,
@@ -50,20 +50,22 @@ class CBackend(CRecurrence, CpuBackend):
 
     def __init__(
         self,
-        dtype: torch.dtype,
+        dtype: DType,
         kernels: CKernels,
         num_threads: int,
         *,
+        device: Device | None = None,
         portable: bool = False,
         block_formats: frozenset[str] = frozenset(),
     ) -> None:
-        self.dtype = dtype
+        self.dtype, self.device = dtype, device or main_memory(dtype)
+        self._arrays = arrays_on(self.device)
         self._kernels = kernels
         self._num_threads = num_threads
         # By the first layer's id and their number.
         self._tables: dict[tuple[int, int], LayerTable] = {}
         self._code = CODES[dtype]
-        uses_amx = kernels.has_amx and dtype is torch.bfloat16 and not portable
+        uses_amx = kernels.has_amx and dtype_name(dtype) == "bfloat16" and not portable
         self._gemm_code = _BF16_AMX if uses_amx else self._code
         self.build = f"{kernels.variant}, {kernels.built.compiler}"
         self.block_formats = block_formats & frozenset(BLOCK_FORMATS)
@@ -73,16 +75,16 @@ class CBackend(CRecurrence, CpuBackend):
             k_slices=1,
             kv_block=_KV_BLOCK,
             query_tile=0,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=dtype_name(dtype),
             variant="amx-bf16" if uses_amx else PORTABLE,
             version=VERSIONS["kernels/c"],
             blocks="+".join(sorted(self.block_formats)),
         )
 
     def in_fp32(self) -> "CBackend":
-        if self.dtype is torch.float32:
+        if self._code == 0:
             return self
-        return CBackend(torch.float32, self._kernels, self._num_threads)
+        return CBackend(self._arrays.float32, self._kernels, self._num_threads, device=self.device)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
@@ -90,7 +92,7 @@ class CBackend(CRecurrence, CpuBackend):
         if weight.stride(1) != 1:
             weight = weight.contiguous()
         size = self._kernels.packed_bytes(out_features, in_features, self._gemm_code)
-        data = new_bytes(size)
+        data = new_bytes(size, self.device)
         stride = weight.stride(0)
         self._kernels.run.pack(
             data.data_ptr(),
@@ -101,14 +103,14 @@ class CBackend(CRecurrence, CpuBackend):
             self._gemm_code,
             self._num_threads,
         )
-        bias32 = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
+        bias32 = None if bias is None else bias.to(self._arrays.float32, copy=True).contiguous()
         return Linear(data, bias32, in_features, out_features, self.dtype)
 
     def pack_blocks(self, parts: Sequence[Blocks], bias: Tensor | None = None) -> Linear:
         assert 1 <= len(parts) <= _MAX_BLOCK_PARTS
         in_features = parts[0].in_features
         sizes = [self._block_bytes(part, in_features) for part in parts]
-        data = new_bytes(_BLOCK_HEADER.size + sum(sizes))
+        data = new_bytes(_BLOCK_HEADER.size + sum(sizes), self.device)
         header, start = [len(parts)], _BLOCK_HEADER.size
         for part, size in zip(parts, sizes, strict=True):
             number, columns = BLOCK_FORMATS[part.format].type_number, part.out_features
@@ -119,8 +121,8 @@ class CBackend(CRecurrence, CpuBackend):
             header += [number, columns, start]
             start += size
         words = _BLOCK_HEADER.pack(*header, *[0] * (16 - len(header)))
-        data[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
-        bias32 = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
+        data[: len(words)] = self._arrays.from_numpy(np.frombuffer(bytearray(words), np.uint8))
+        bias32 = None if bias is None else bias.to(self._arrays.float32, copy=True).contiguous()
         out_features = sum(part.out_features for part in parts)
         blocks = tuple((part.format, part.out_features) for part in parts)
         return Linear(data, bias32, in_features, out_features, self.dtype, blocks=blocks)
@@ -135,18 +137,18 @@ class CBackend(CRecurrence, CpuBackend):
         return self._gemm(x, w, self.dtype)
 
     def logits(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
-        return self._gemm(x, w, torch.float32)
+        return self._gemm(x, w, self._arrays.float32)
 
-    def _gemm(self, x: Tensor, w: Linear, out_dtype: torch.dtype) -> Tensor:
+    def _gemm(self, x: Tensor, w: Linear, out_dtype: DType) -> Tensor:
         rows, in_features = x.shape
         assert in_features == w.in_features
-        assert x.dtype is self.dtype
-        assert w.dtype is self.dtype
+        assert x.dtype == self.dtype
+        assert w.dtype == self.dtype
         row_stride, step = x.stride()
         if step != 1 and in_features > 1:
             x = x.contiguous()
             row_stride = in_features
-        y = torch.empty(rows, w.out_features, dtype=out_dtype)
+        y = self._arrays.empty(rows, w.out_features, dtype=out_dtype)
         run = self._kernels.run.block_linear if w.blocks else self._kernels.run.linear
         run(
             *(y.data_ptr(), x.data_ptr(), row_stride, w.data.data_ptr()),
@@ -160,8 +162,8 @@ class CBackend(CRecurrence, CpuBackend):
         rows, width = x.shape[0], x.shape[-1]
         heads = x.shape[1] if x.dim() == 3 else 1
         x = _with_packed_heads(x)
-        assert x.dtype is self.dtype
-        out = torch.empty(*x.shape, dtype=self.dtype)
+        assert x.dtype == self.dtype
+        out = self._arrays.empty(*x.shape, dtype=self.dtype)
         self._kernels.run.rms_norm(
             *(out.data_ptr(), x.data_ptr(), x.stride(0), norm_address(weight, width)),
             *(rows, heads, width, eps, self._code, norm_code(weight, self.dtype, centered), centered),
@@ -183,11 +185,11 @@ class CBackend(CRecurrence, CpuBackend):
         rows, width = residual.shape
         assert residual.is_contiguous()
         assert residual.numel() == delta.numel()
-        assert residual.dtype is self.dtype
-        assert delta.dtype is self.dtype
-        assert weight is None or delta_norm is None or weight.dtype is delta_norm.dtype
+        assert residual.dtype == self.dtype
+        assert delta.dtype == self.dtype
+        assert weight is None or delta_norm is None or weight.dtype == delta_norm.dtype
         delta = delta.contiguous()
-        out = torch.empty(rows, width, dtype=self.dtype)
+        out = self._arrays.empty(rows, width, dtype=self.dtype)
         self._kernels.run.add_rms_norm(
             *(out.data_ptr(), residual.data_ptr(), delta.data_ptr()),
             *(norm_address(delta_norm, width), norm_address(weight, width), rows, width, self._code),
@@ -208,8 +210,8 @@ class CBackend(CRecurrence, CpuBackend):
         assert cos.numel() == sin.numel() == rows * (width // 2)
         assert cos.is_contiguous()
         assert sin.is_contiguous()
-        assert cos.dtype is torch.float32
-        assert q.dtype is self.dtype
+        assert is_fp32(cos)
+        assert q.dtype == self.dtype
         self._kernels.run.rope(
             *(q.data_ptr(), q_row, heads, k.data_ptr(), k_row, kv_heads),
             *(cos.data_ptr(), sin.data_ptr(), rows, width, self._code, self._num_threads),
@@ -220,7 +222,7 @@ class CBackend(CRecurrence, CpuBackend):
         k, v = _with_packed_heads(k), _with_packed_heads(v)
         assert layer.keys.shape[1:3] == (heads, width)
         assert slots.shape[0] == rows
-        assert k.dtype is layer.keys.dtype
+        assert k.dtype == layer.keys.dtype
         self._kernels.run.store_kv(
             *(layer.keys.data_ptr(), layer.values.data_ptr()),
             *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
@@ -243,14 +245,14 @@ class CBackend(CRecurrence, CpuBackend):
         spans, max_pages = batch.page_table.shape
         assert width == key_width <= MAX_HEAD_DIM
         assert heads % kv_heads == 0
-        assert q.dtype is layer.keys.dtype
+        assert q.dtype == layer.keys.dtype
         assert _KV_BLOCK % page_size == 0 or page_size % _KV_BLOCK == 0, (
             f"pages of {page_size} positions do not fit blocks of 64"
         )
-        assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32)
+        assert sinks is None or (sinks.shape == (heads,) and is_fp32(sinks))
         assert sinks is None or sinks.is_contiguous()
         q = _with_packed_heads(q)
-        out = torch.empty(num_tokens, heads * width, dtype=self.dtype)
+        out = self._arrays.empty(num_tokens, heads * width, dtype=self.dtype)
         self._kernels.run.attention(
             *(out.data_ptr(), q.data_ptr(), q.stride(0), layer.keys.data_ptr(), layer.values.data_ptr()),
             *(batch.positions.data_ptr(), batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
@@ -268,10 +270,10 @@ class CBackend(CRecurrence, CpuBackend):
 
     def _activation_mul(self, gate_up: Tensor, is_gelu: bool) -> Tensor:
         rows, double = gate_up.shape
-        assert gate_up.dtype is self.dtype
+        assert gate_up.dtype == self.dtype
         assert double % 2 == 0
         gate_up = gate_up.contiguous()
-        out = torch.empty(rows, double // 2, dtype=self.dtype)
+        out = self._arrays.empty(rows, double // 2, dtype=self.dtype)
         self._kernels.run.activation_mul(
             *(out.data_ptr(), gate_up.data_ptr(), rows, double // 2, is_gelu, self._code, self._num_threads)
         )
@@ -279,10 +281,10 @@ class CBackend(CRecurrence, CpuBackend):
 
     def swiglu_mul(self, gate_up: Tensor, *, alpha: float, limit: float) -> Tensor:
         rows, double = gate_up.shape
-        assert gate_up.dtype is self.dtype
+        assert gate_up.dtype == self.dtype
         assert double % 2 == 0
         gate_up = gate_up.contiguous()
-        out = torch.empty(rows, double // 2, dtype=self.dtype)
+        out = self._arrays.empty(rows, double // 2, dtype=self.dtype)
         self._kernels.run.swiglu_mul(
             *(out.data_ptr(), gate_up.data_ptr(), rows, double // 2, alpha, limit),
             *(self._code, self._num_threads),
@@ -290,13 +292,13 @@ class CBackend(CRecurrence, CpuBackend):
         return out
 
     def exp(self, x: Tensor) -> Tensor:
-        assert x.dtype is torch.float32
+        assert is_fp32(x)
         out = x.contiguous().clone()
         self._kernels.run.exp(out.data_ptr(), out.numel(), self._num_threads)
         return out
 
     def soft_cap(self, logits: Tensor, cap: float) -> None:
-        assert logits.dtype is torch.float32
+        assert is_fp32(logits)
         assert logits.is_contiguous()
         self._kernels.run.soft_cap(logits.data_ptr(), logits.numel(), cap, self._num_threads)
 
@@ -355,7 +357,7 @@ class CBackend(CRecurrence, CpuBackend):
         num_tokens, hidden = x.shape
         shape, keys = table.shape, table.kv[0].keys
         assert residual.is_contiguous() and x.is_contiguous() and residual.shape == x.shape
-        assert residual.dtype is x.dtype is self.dtype
+        assert residual.dtype == x.dtype == self.dtype
         assert hidden == table.hidden
         assert len(ropes) <= MAX_ROPES
         for rope in ropes:
@@ -382,7 +384,7 @@ class CBackend(CRecurrence, CpuBackend):
     def embed_packed(self, table: Linear, token_ids: Tensor) -> Tensor:
         ids = self._row_ids(token_ids, table.out_features)
         assert len(table.blocks) == 1
-        out = torch.empty(ids.numel(), table.in_features, dtype=self.dtype)
+        out = self._arrays.empty(ids.numel(), table.in_features, dtype=self.dtype)
         self._kernels.run.packed_rows(
             *(out.data_ptr(), table.data.data_ptr(), ids.data_ptr()),
             *(ids.numel(), table.in_features, self._code),
@@ -391,7 +393,7 @@ class CBackend(CRecurrence, CpuBackend):
 
     def _row_ids(self, token_ids: Tensor, num_rows: int) -> Tensor:
         """Return the ids, checked; negative ones are 0."""
-        assert token_ids.dtype is torch.int64 and token_ids.is_contiguous()
+        assert token_ids.dtype == self._arrays.int64 and token_ids.is_contiguous()
         numbers = token_ids.tolist()
         if not numbers:
             return token_ids
@@ -403,7 +405,7 @@ class CBackend(CRecurrence, CpuBackend):
         ids = self._row_ids(token_ids, table.out_features)
         assert table.data.is_contiguous()
         assert table.data.shape[1] == width // form.length * form.num_bytes
-        out = torch.empty(ids.numel(), width, dtype=self.dtype)
+        out = self._arrays.empty(ids.numel(), width, dtype=self.dtype)
         self._kernels.run.block_rows(
             *(out.data_ptr(), table.data.data_ptr(), ids.data_ptr()),
             *(ids.numel(), width, form.type_number, self._code),
@@ -412,7 +414,7 @@ class CBackend(CRecurrence, CpuBackend):
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         rows, vocabulary = _check_logits(logits)
-        out = torch.empty(rows, dtype=torch.int64)
+        out = self._arrays.empty(rows, dtype=self._arrays.int64)
         fields = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seeds, batch.positions)
         assert all(field.shape == (rows,) for field in fields)
         self._kernels.run.sample(
@@ -427,7 +429,10 @@ class CBackend(CRecurrence, CpuBackend):
 
     def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, vocabulary = _check_logits(logits)
-        ids, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
+        ids, logprobs = (
+            self._arrays.empty(rows, dtype=self._arrays.int64),
+            self._arrays.empty(rows, dtype=self._arrays.float32),
+        )
         self._kernels.run.greedy(
             ids.data_ptr(), logprobs.data_ptr(), logits.data_ptr(), rows, vocabulary, self._num_threads
         )
@@ -435,15 +440,15 @@ class CBackend(CRecurrence, CpuBackend):
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         rows, vocabulary = _check_logits(logits)
-        out = torch.empty(rows, dtype=torch.float32)
+        out = self._arrays.empty(rows, dtype=self._arrays.float32)
         self._kernels.run.logsumexp(out.data_ptr(), logits.data_ptr(), rows, vocabulary, self._num_threads)
         return out
 
     def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         rows, vocabulary = _check_logits(logits)
         k = min(k, vocabulary)
-        values = torch.empty(rows, k, dtype=torch.float32)
-        ids = torch.empty(rows, k, dtype=torch.int64)
+        values = self._arrays.empty(rows, k, dtype=self._arrays.float32)
+        ids = self._arrays.empty(rows, k, dtype=self._arrays.int64)
         if k > 0:
             self._kernels.run.topk(
                 values.data_ptr(), ids.data_ptr(), logits.data_ptr(), rows, vocabulary, k, self._num_threads
@@ -461,7 +466,7 @@ def _with_packed_heads(x: Tensor) -> Tensor:
 
 def _check_logits(logits: Tensor) -> tuple[int, int]:
     rows, vocabulary = logits.shape
-    assert logits.dtype is torch.float32
+    assert is_fp32(logits)
     assert logits.is_contiguous()
     assert vocabulary > 0
     return rows, vocabulary

@@ -1,7 +1,6 @@
 """The built kernels as Python callables, loaded once per process.
 
-torch is imported first, so that the kernels use its OpenMP runtime and there is one thread pool,
-not two.
+Where torch is imported before, the kernels use its OpenMP runtime and there is one thread pool, not two.
 """
 
 import ctypes
@@ -12,14 +11,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import torch  # its libgomp must be loaded before the kernels
-from torch import Tensor
-
 from holdfast.errors import ConfigError
+from holdfast.numerics.arrays import DType, Tensor, dtype_name
 from holdfast.numerics.backends.c.build import Built, build
 from holdfast.numerics.backends.c.prebuilt import find_prebuilt
 
-CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # dtypes in simd.h
 # Arguments in the order of kernels.h. p: pointer, i: int64, d: double; 8 bytes each.
 _SIGNATURES = {
     "pack": "ppiiiii",
@@ -53,8 +49,23 @@ _WORDS = str.maketrans("pid", "qqd")
 _VARIANTS = {4: "neon", 8: "avx2", 16: "avx512"}
 
 
-def address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+class _Codes(dict[DType, int]):
+    """The dtypes in simd.h, of any library of arrays."""
+
+    def __missing__(self, dtype: DType) -> int:
+        code = self[dtype] = {"float32": 0, "bfloat16": 1, "float16": 2}[dtype_name(dtype)]
+        return code
+
+
+CODES = _Codes()
+
+
+def is_fp32(array: Tensor) -> bool:
+    return array.dtype.itemsize == 4 and CODES[array.dtype] == 0
+
+
+def address(array: Tensor | None) -> int:
+    return 0 if array is None else array.data_ptr()
 
 
 @dataclass(frozen=True)
@@ -90,12 +101,24 @@ def load_kernels() -> CKernels:
     return bind_kernels(find_prebuilt() or build())
 
 
+def has_c_kernels() -> bool:
+    """Return whether the C kernels can be loaded or built."""
+    try:
+        load_kernels()
+    except ConfigError:
+        return False
+    return True
+
+
 def bind_kernels(built: Built) -> CKernels:
     """Load a built library."""
     try:
         library = ctypes.CDLL(str(built.path))
     except OSError as error:
-        raise ConfigError(f"the built kernels could not be loaded from {built.path}: {error}") from error
+        advice = "; install libgomp (the package libgomp1)" if "libgomp" in str(error) else ""
+        raise ConfigError(
+            f"the built kernels could not be loaded from {built.path}: {error}{advice}"
+        ) from error
     functions = {name: _bind(library[f"holdfast_{name}"], form) for name, form in _SIGNATURES.items()}
     packed_bytes, block_bytes = library["holdfast_packed_bytes"], library["holdfast_block_bytes"]
     for each in (packed_bytes, block_bytes):

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from operator import is_
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from holdfast.numerics.backends.c.kernels import CODES, address
+from holdfast.numerics.arrays import DType, Tensor
+from holdfast.numerics.backends.c.kernels import CODES, address, is_fp32
 from holdfast.numerics.backends.c.recurrence import check_gated_norm, recurrent_words
 from holdfast.numerics.forward_batch import KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights
@@ -56,7 +55,7 @@ def is_fusible(weights: LayerWeights, shape: LayerShape) -> bool:
 
 
 def make_table(
-    weights: Sequence[LayerWeights], shape: LayerShape, kv: Sequence[KVLayer], dtype: torch.dtype
+    weights: Sequence[LayerWeights], shape: LayerShape, kv: Sequence[KVLayer], dtype: DType
 ) -> LayerTable:
     """All of them fusible."""
     first = weights[0].qkv if weights[0].mixer is None else weights[0].mixer.in_proj
@@ -72,7 +71,7 @@ def make_table(
     return LayerTable(tuple(weights), shape, tuple(kv), words, words.ctypes.data, hidden, kept)
 
 
-def _recurrent_words(weights: LayerWeights, kv: KVLayer, dtype: torch.dtype) -> NDArray[np.int64]:
+def _recurrent_words(weights: LayerWeights, kv: KVLayer, dtype: DType) -> NDArray[np.int64]:
     """Return `Recurrent` of a layer, without what belongs to a pass; nothing for a layer with attention."""
     if weights.mixer is None:
         return np.empty(0, np.int64)
@@ -89,12 +88,12 @@ def _words(
     kv: KVLayer,
     hidden: int,
     recurrent: NDArray[np.int64],
-    dtype: torch.dtype,
+    dtype: DType,
 ) -> list[int]:
     mixer = weights.mixer
     of_mixer = (None, None) if mixer is None else (mixer.in_proj, mixer.out_proj)
     linears = (weights.qkv, weights.o, weights.gate_up, weights.down, *of_mixer)
-    assert all(linear is None or linear.dtype is dtype for linear in linears)
+    assert all(linear is None or linear.dtype == dtype for linear in linears)
     inputs = (weights.qkv if mixer is None else mixer.in_proj, weights.gate_up)
     outputs = (weights.o if mixer is None else mixer.out_proj, weights.down)
     assert all(linear is None or linear.in_features == hidden for linear in inputs)
@@ -121,13 +120,13 @@ def _words(
     ]
 
 
-def _check_attention(weights: LayerWeights, shape: LayerShape, kv: KVLayer, dtype: torch.dtype) -> None:
+def _check_attention(weights: LayerWeights, shape: LayerShape, kv: KVLayer, dtype: DType) -> None:
     assert weights.qkv is not None and weights.o is not None
     heads = shape.heads * (2 if shape.gated_attention else 1) + 2 * shape.kv_heads
     assert weights.qkv.out_features == heads * shape.head_dim
     assert weights.o.in_features == shape.heads * shape.head_dim
     assert shape.head_dim <= MAX_HEAD_DIM
-    assert kv.keys.dtype is dtype
+    assert kv.keys.dtype == dtype
     assert kv.keys.shape[1:3] == (shape.kv_heads, shape.head_dim)
 
 
@@ -145,7 +144,7 @@ def _mixer_words(mixer: Mixer) -> list[int]:
     ]
 
 
-def _norm_codes(weights: LayerWeights, shape: LayerShape, dtype: torch.dtype) -> tuple[int, bool]:
+def _norm_codes(weights: LayerWeights, shape: LayerShape, dtype: DType) -> tuple[int, bool]:
     """Return the dtype of all norms of a layer, and whether those of q and k are over whole rows."""
     q_norm, k_norm = weights.q_norm, weights.k_norm
     norms = (weights.attention_norm, weights.mlp_norm, weights.post_norm, weights.next_norm, q_norm, k_norm)
@@ -157,11 +156,11 @@ def _norm_codes(weights: LayerWeights, shape: LayerShape, dtype: torch.dtype) ->
     return codes.pop() if codes else CODES[dtype], is_whole
 
 
-def norm_code(weight: Tensor | None, dtype: torch.dtype, centered: bool) -> int:
+def norm_code(weight: Tensor | None, dtype: DType, centered: bool) -> int:
     """Return the code of the weights' dtype: the backend's or fp32."""
     if weight is None:
         return CODES[dtype]
-    assert weight.dtype is torch.float32 or (weight.dtype is dtype and not centered)
+    assert is_fp32(weight) or (weight.dtype == dtype and not centered)
     return CODES[weight.dtype]
 
 

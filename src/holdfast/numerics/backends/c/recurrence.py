@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from holdfast.numerics.backends.c.kernels import CODES, CKernels, address
+from holdfast.numerics.arrays import DType, HostArrays, Tensor, arrays_on
+from holdfast.numerics.backends.c.kernels import CODES, CKernels, address, is_fp32
 from holdfast.numerics.forward_batch import ForwardBatch, StateLayer
 from holdfast.numerics.recurrence import GatedDelta, Recurrence, ShortConv, StateSpace
 
@@ -26,7 +24,8 @@ class RecurrentWords:
 class CRecurrence:
     """The recurrent operations of `Backend`."""
 
-    dtype: torch.dtype
+    dtype: DType
+    _arrays: HostArrays
     _kernels: CKernels
     _num_threads: int
 
@@ -39,13 +38,13 @@ class CRecurrence:
     def _recur(
         self, x: Tensor, weights: GatedDelta | StateSpace, layer: StateLayer, batch: ForwardBatch
     ) -> Tensor:
-        out = torch.empty(x.shape[0], weights.output_width, dtype=self.dtype)
+        out = self._arrays.empty(x.shape[0], weights.output_width, dtype=self.dtype)
         words = recurrent_words(weights, layer, self.dtype)
         self._kernels.run.recurrence(*self._arguments(out, x, words, layer, batch))
         return out
 
     def short_conv(self, x: Tensor, weights: ShortConv, layer: StateLayer, batch: ForwardBatch) -> Tensor:
-        out = torch.empty(x.shape[0], weights.output_width, dtype=self.dtype)
+        out = self._arrays.empty(x.shape[0], weights.output_width, dtype=self.dtype)
         words = recurrent_words(weights, layer, self.dtype)
         self._kernels.run.short_conv(*self._arguments(out, x, words, layer, batch))
         return out
@@ -60,7 +59,7 @@ class CRecurrence:
     ) -> list[float]:
         """Return the fields of `Recurrent` in kernels.h, and the number of threads."""
         spans = checked_spans(batch)
-        assert x.dtype is self.dtype
+        assert x.dtype == self.dtype
         assert x.stride(1) == 1 and x.shape[1] == words.input_width
         return [
             *(out.data_ptr(), x.data_ptr(), *words.addresses, spans.data_ptr()),
@@ -82,7 +81,7 @@ class CRecurrence:
         x = x.contiguous()
         check_gate(gate, x, self.dtype)
         check_gated_norm(weight, width, group)
-        out = torch.empty(rows, width, dtype=self.dtype)
+        out = self._arrays.empty(rows, width, dtype=self.dtype)
         is_shared = weight is not None and weight.numel() == group
         self._kernels.run.gated_norm(
             *(out.data_ptr(), x.data_ptr(), gate.data_ptr(), address(weight), gate.stride(0), rows, width),
@@ -94,7 +93,7 @@ class CRecurrence:
         rows, width = x.shape
         x = x.contiguous()
         check_gate(gate, x, self.dtype)
-        out = torch.empty(rows, width, dtype=self.dtype)
+        out = self._arrays.empty(rows, width, dtype=self.dtype)
         self._kernels.run.sigmoid_mul(
             *(out.data_ptr(), x.data_ptr(), gate.data_ptr(), gate.stride(0), rows, width),
             *(CODES[self.dtype], self._num_threads),
@@ -102,7 +101,7 @@ class CRecurrence:
         return out
 
 
-def recurrent_words(weights: Recurrence, layer: StateLayer, dtype: torch.dtype) -> RecurrentWords:
+def recurrent_words(weights: Recurrence, layer: StateLayer, dtype: DType) -> RecurrentWords:
     """Return what the kernels read of a layer, checked."""
     heads = groups = 0
     vectors: tuple[Tensor | None, ...] = (None, None, None)  # decay, dt_bias, skip
@@ -125,7 +124,7 @@ def recurrent_words(weights: Recurrence, layer: StateLayer, dtype: torch.dtype) 
     for vector in vectors:
         _check_fp32(vector, (heads,))
     _check_fp32(layer.state, (len(layer.log), *weights.state_shape))
-    assert layer.log.dtype is dtype and layer.log.is_contiguous()
+    assert layer.log.dtype == dtype and layer.log.is_contiguous()
     assert layer.log.shape[2] == weights.log_width
     widths = weights.log_width, weights.conv_width, weights.output_width
     return RecurrentWords(
@@ -140,12 +139,16 @@ def checked_spans(batch: ForwardBatch) -> Tensor:
     """Return the spans of a pass, of which the kernels read slots and rows."""
     assert batch.recurrent is not None
     spans = batch.recurrent.spans
-    assert spans.dtype is torch.int32 and spans.shape[1] == _SPAN_COLUMNS and spans.is_contiguous()
+    assert (
+        spans.dtype == arrays_on(spans.device).int32
+        and spans.shape[1] == _SPAN_COLUMNS
+        and spans.is_contiguous()
+    )
     return spans
 
 
-def check_gate(gate: Tensor, x: Tensor, dtype: torch.dtype) -> None:
-    assert gate.shape == x.shape and gate.dtype is x.dtype is dtype
+def check_gate(gate: Tensor, x: Tensor, dtype: DType) -> None:
+    assert gate.shape == x.shape and gate.dtype == x.dtype == dtype
     assert gate.stride(1) == 1 or gate.shape[1] == 1
 
 
@@ -156,5 +159,5 @@ def check_gated_norm(weight: Tensor | None, width: int, group: int) -> None:
 
 
 def _check_fp32(tensor: Tensor | None, shape: tuple[int, ...]) -> None:
-    assert tensor is None or (tensor.dtype is torch.float32 and tensor.shape == shape)
+    assert tensor is None or (is_fp32(tensor) and tensor.shape == shape)
     assert tensor is None or tensor.is_contiguous()

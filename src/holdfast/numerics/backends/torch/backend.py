@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast.numerics.backends.cpu import CpuBackend
 from holdfast.numerics.backends.torch import sampling
 from holdfast.numerics.backends.torch.attention import KV_BLOCK, QUERY_TILE, attention
+from holdfast.numerics.backends.torch.recurrence import TorchRecurrence
 from holdfast.numerics.batch_sizes import cpu_batch_sizes
 from holdfast.numerics.forward_batch import KVLayer
 from holdfast.numerics.ops import Capabilities, Linear
@@ -32,11 +33,12 @@ def has_native_gemm(dtype: torch.dtype) -> bool:
     return bool(can.get("avx512_fp16") or can.get("amx_fp16"))
 
 
-class TorchBackend(CpuBackend):
+class TorchBackend(TorchRecurrence, CpuBackend):
     """Implements `Backend` with torch operations."""
 
     can = Capabilities(cpu_batch_sizes, layer_sizes=(1, 2, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS))
     build = ""
+    device = torch.device("cpu")
     attention = staticmethod(attention)
     exp = staticmethod(torch.exp)
     sample = staticmethod(sampling.sample)

@@ -1,0 +1,1 @@
+import support.arrays  # noqa: F401
