@@ -35,8 +35,9 @@ def _load_delta(loader: "WeightLoader", prefix: str, sizes: DeltaSizes, eps: flo
     else:
         in_proj = loader.linear(prefix, ("in_proj_qkv", "in_proj_a", "in_proj_b", "in_proj_z"))
     convs = [f"{name}_conv1d" for name in sizes.parts] if sizes.split_qkv else ["conv1d"]
+    taps = [_taps(loader, f"{prefix}{name}.weight") for name in convs]
     rule = GatedDelta(
-        conv=loader.arrays.cat([_taps(loader, f"{prefix}{name}.weight") for name in convs], 1),
+        conv=taps[0] if len(taps) == 1 else loader.arrays.cat(taps, 1),
         decay=_decay(loader, prefix, sizes),
         dt_bias=loader.fp32(prefix + "dt_bias"),
         key_heads=sizes.key_heads,
