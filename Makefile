@@ -16,7 +16,7 @@ PORT ?= 8000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-long gemma3 clients check bench dist install browser nginx clean
+.PHONY: help run demo test test-fast test-long gemma3 clients check bench dist docs install browser nginx clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ test: $(DEV) browser nginx  ## all tests but the long ones: the gate, with `make
 test-fast: $(DEV)  ## the inner loop: scheduler, cache, protocol, worker, models
 	HOLDFAST_TEST_SCALE=0.25 $(PYTEST) -m "not long" tests/core tests/kv_cache tests/scheduler tests/protocol tests/worker tests/models
 
-test-long: $(DEV) browser nginx  ## what takes longer: training runs, larger stress tests, more random schedules
+test-long: $(DEV) browser nginx docs dist  ## what takes longer: training runs, larger stress tests, more random schedules
 	HOLDFAST_TEST_SCALE=10 $(PYTEST) -m long
 	HOLDFAST_TEST_SCALE=30 $(PYTEST) tests/protocol
 
@@ -71,6 +71,10 @@ nginx:  ## nginx for the tests behind a proxy, where it can be had; without it t
 dist:  ## the sdist and the wheels, checked and tried, in dist/
 	$(PYTHON) scripts/dist.py
 
+docs: build/docs/.made  ## the documentation as a site, in build/site; links and anchors are checked
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 clean:  ## remove the virtual environment and what tools left behind
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -86,6 +90,11 @@ $(VENV)/.made:
 
 $(VENV)/.run: pyproject.toml | $(VENV)/.made
 	$(PIP) install --editable .
+	touch $@
+
+build/docs/.made: docs/requirements.txt
+	$(PYTHON) -m venv build/docs
+	build/docs/bin/python -m pip --disable-pip-version-check install --quiet --requirement docs/requirements.txt
 	touch $@
 
 # The kernels are built beside it, by .kernels: pip would wait for them.

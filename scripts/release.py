@@ -21,7 +21,7 @@ def main() -> None:
     _require(not _git("tag", "--list", f"v{version}"), f"there is a tag v{version} already")
     for problem in problems(version, ROOT):
         sys.exit(f"release: {problem}")
-    for command in (["bash", ".ci/run"], [sys.executable, "scripts/dist.py", "--twice"]):
+    for command in (["bash", ".ci/run"], ["make", "docs"], [sys.executable, "scripts/dist.py", "--twice"]):
         subprocess.run(command, cwd=ROOT, check=True)
     _git("tag", "--annotate", f"v{version}", "--message", f"Holdfast {version}")
     print(

@@ -1,0 +1,60 @@
+"""The pages of the documentation: their headings, links and code blocks."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parents[2]
+_MODELS = ROOT / "src" / "holdfast_models"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(_MODELS.glob("*/README.md"))]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block. `language` is empty if it is indented or does not name one."""
+
+    page: str  # relative to the repository
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+@cache
+def tokens_of(page: Path) -> list[Token]:
+    return MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8"))
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Return the code blocks of a page, in order."""
+    name = str(page.relative_to(ROOT))
+    return [
+        Block(name, one.map[0] + 1 + (one.type == "fence"), one.info.strip(), one.content)
+        for one in tokens_of(page)
+        if one.type in ("fence", "code_block") and one.map is not None
+    ]
+
+
+def links_of(page: Path) -> Iterator[str]:
+    """Yield where links and pictures of a page lead."""
+    for token in tokens_of(page):
+        for one in token.children or ():
+            target = one.attrs.get("href") or one.attrs.get("src")
+            if target:
+                yield str(target)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    tokens = tokens_of(page)
+    inside = [after for one, after in pairwise(tokens) if one.type == "heading_open"]
+    texts = ["".join(part.content for part in one.children or ()) for one in inside]
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
