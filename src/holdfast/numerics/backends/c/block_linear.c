@@ -19,15 +19,19 @@ API int64_t holdfast_block_bytes(int64_t type, int64_t N, int64_t K) {
     return num_panels(N) * panel_bytes((int)type, K);
 }
 
+#define PACK(type) case type: pack_column(panel, row, c, K, type); break;
+
 /* Pack w, N rows of K numbers in blocks, into panels. */
 void run_block_pack(void *packed, const void *w, int64_t N, int64_t K, int64_t type, int64_t threads) {
     const int64_t bytes = panel_bytes((int)type, K), stride = row_bytes((int)type, K);
 #pragma omp parallel for num_threads((int)threads) schedule(static)
     for (int64_t p = 0; p < num_panels(N); p++) {
         uint8_t *panel = (uint8_t *)packed + p * bytes;
-        memset(panel, 0, (size_t)bytes);
-        for (int64_t c = 0; c < min64(COLUMNS, N - p * COLUMNS); c++)
-            pack_column(panel, (const uint8_t *)w + (p * COLUMNS + c) * stride, c, K, (int)type);
+        if (N - p * COLUMNS < COLUMNS) memset(panel, 0, (size_t)bytes);
+        for (int64_t c = 0; c < min64(COLUMNS, N - p * COLUMNS); c++) {
+            const uint8_t *row = (const uint8_t *)w + (p * COLUMNS + c) * stride;
+            switch (type) { PACK(Q4_0) PACK(Q4_1) PACK(Q5_0) PACK(Q5_1) PACK(Q8_0) PACK(Q4_K) PACK(Q5_K) PACK(Q6_K) }
+        }
     }
 }
 

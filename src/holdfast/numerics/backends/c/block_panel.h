@@ -23,31 +23,33 @@
 
 INLINE int head_bytes(const int type) { return has_offsets(type) ? 4 * COLUMNS : 2 * COLUMNS; }
 INLINE int group_head_bytes(const int type) { return type >= Q4_K ? 2 * COLUMNS : 0; }
-INLINE int group_bytes(const int type) {
-    const int planes = type == Q8_0 ? 8 : type == Q5_0 || type == Q5_1 || type == Q5_K ? 5 : type == Q6_K ? 6 : 4;
-    return group_head_bytes(type) + planes * PLANE;
+INLINE int num_planes(const int type) {
+    return type == Q8_0 ? 8 : type == Q5_0 || type == Q5_1 || type == Q5_K ? 5 : type == Q6_K ? 6 : 4;
 }
+INLINE int group_bytes(const int type) { return group_head_bytes(type) + num_planes(type) * PLANE; }
 INLINE int64_t panel_bytes(const int type, int64_t K) {
     return K / (GROUP * block_groups(type)) * (head_bytes(type) + block_groups(type) * group_bytes(type));
 }
 INLINE int64_t num_panels(int64_t N) { return ceil_to(N, COLUMNS) / COLUMNS; }
 
-static void pack_quants(uint8_t *planes, const Group *group, int64_t column, int type) {
-    for (int k = 0; k < GROUP; k++) {
-        const int g = k / 4, i = g % 4;
-        const int64_t byte = 4 * column + k % 4;
-        const int q = group->q[k];
+/* A word holds the four numbers of a k-group. What is done to a byte of it does not reach the next one. */
+INLINE void pack_quants(uint8_t *planes, const Group *group, int64_t column, const int type) {
+    uint32_t words[8], packed[8] = {0};
+    memcpy(words, group->q, GROUP);
+    UNROLL for (int g = 0; g < 8; g++) {
+        const uint32_t q = words[g], high = q >> 4;
         if (type == Q8_0) {
-            planes[g * PLANE + byte] = (uint8_t)(q + Q8_ZERO);
+            packed[g] = q ^ Q8_ZERO * 0x01010101u; /* 0 or 128: adds it to each byte */
             continue;
         }
-        planes[i * PLANE + byte] |= (uint8_t)((q & 15) << (g < 4 ? 0 : 4));
-        if (type == Q6_K) planes[(4 + g / 4) * PLANE + byte] |= (uint8_t)((q >> 4) << (2 * i));
-        else if (q >> 4) planes[4 * PLANE + byte] |= (uint8_t)(1 << g);
+        packed[g % 4] |= (q & 0x0f0f0f0fu) << (g < 4 ? 0 : 4);
+        if (type == Q6_K) packed[4 + g / 4] |= (high & 0x03030303u) << (2 * (g % 4));
+        else packed[4] |= (high & 0x01010101u) << g;
     }
+    UNROLL for (int i = 0; i < num_planes(type); i++) memcpy(planes + i * PLANE + 4 * column, &packed[i], 4);
 }
 
-static void pack_column(uint8_t *panel, const uint8_t *row, int64_t column, int64_t K, int type) {
+INLINE void pack_column(uint8_t *panel, const uint8_t *row, int64_t column, int64_t K, const int type) {
     const int per_block = block_groups(type);
     for (int64_t g = 0; g < K / GROUP; g++) {
         uint8_t *block = panel + g / per_block * (head_bytes(type) + per_block * group_bytes(type));
