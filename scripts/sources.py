@@ -36,6 +36,7 @@ DECIDES_NOTHING = {
     "models/dummy.py": "makes random weights, which have a digest",
     "models/locate.py": "finds files, which have digests",
     "models/model_files.py": "names files, and sees whether they change",
+    "models/pinned_file.py": "fetches a file, which has a digest",
     "models/shapes.py": "sizes of GEMMs, which are in the recipe",
     "numerics/cache_dir.py": "where files are kept",
     "numerics/backends/select_backend.py": "chooses the backend, which the recipe names",

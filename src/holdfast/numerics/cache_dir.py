@@ -1,6 +1,6 @@
-"""Holdfast's cache directory, for built kernels, certificates and GEMM recipes.
+"""Holdfast's cache directory, for built kernels, certificates, GEMM recipes and the default model.
 
-Deleting it costs time only. Every file in it ends with a digest of its name and content:
+Deleting it costs time only. Every file in it but the model ends with a digest of its name and content:
 
     content
     sha256, 64 hexadecimal digits
@@ -13,12 +13,17 @@ import hashlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
+
+if sys.platform != "win32":
+    import fcntl
 
 _log = logging.getLogger(__name__)
 _DIGEST_BYTES = 65  # a newline and 64 digits
@@ -91,6 +96,21 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait for other processes that hold the lock of this folder. Create the folder. If it cannot be locked,
+    two may be inside at once.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            if sys.platform != "win32":
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def _digest(path: Path, content: bytes) -> bytes:

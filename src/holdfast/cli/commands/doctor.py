@@ -168,13 +168,11 @@ def _cache() -> Found:
 
 
 def _model() -> Found:
-    from holdfast.errors import ModelNotFound
-    from holdfast.models.locate import locate
+    from holdfast.models.locate import BUILTIN, is_not_fetched, locate
 
-    try:
-        located = locate(None)
-    except ModelNotFound as error:
-        return f"{error}", "note"
+    if is_not_fetched(BUILTIN):
+        return "not on this machine yet; the first command that needs it fetches it (98 MB)", "note"
+    located = locate(None)
     return f"{located.name} at {located.path}", "good"
 
 
@@ -183,14 +181,16 @@ def _certificate() -> Found:
     from holdfast.certification.certificate import list_certificates
     from holdfast.errors import HoldfastError
     from holdfast.models.checkpoint import open_checkpoint
-    from holdfast.models.locate import locate
+    from holdfast.models.locate import BUILTIN, is_not_fetched, locate
     from holdfast.numerics.arrays import HOST
     from holdfast.worker.device import choose_device, device_name
 
+    if is_not_fetched(BUILTIN):
+        return "not checked: the default model is not here", "note"
     try:
         model = open_checkpoint(locate(None).path).config
-    except HoldfastError:
-        return "not checked: there is no default model", "note"
+    except HoldfastError as error:
+        return f"not checked: {error}", "note"
     device = choose_device("auto")
     ours = {"holdfast": __version__, "device": device_name(device)}
     if device is not HOST:

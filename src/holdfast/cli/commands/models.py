@@ -19,7 +19,7 @@ from holdfast.cli.results import json_line
 from holdfast.errors import HoldfastError, ModelNotFound
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.families import FAMILIES
-from holdfast.models.locate import BUILTIN, BUILTINS, locate
+from holdfast.models.locate import BUILTIN, BUILTINS, is_not_fetched, locate
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -54,6 +54,7 @@ def _entry(one: "ListedModel") -> str:
         one.dtype,
         None if one.num_parameters is None else f"{_rounded(one.num_parameters)} parameters",
         None if one.size_bytes is None else f"{_rounded(one.size_bytes)}B",
+        "fetched on first use" if one.path is None and one.reason is None else None,
     ]
     lines = [f"{one.name}  {' · '.join(fact for fact in facts if fact)}"]
     if one.path is not None and one.path != one.name:
@@ -72,7 +73,8 @@ def _rounded(number: int) -> str:
 
 @dataclass(frozen=True)
 class ListedModel:
-    """One model. `name` is what commands take; `reason` says why it cannot be served, if so."""
+    """One model. `name` is what commands take; `reason` says why it cannot be served, if so. Without a path and a
+    reason, it is fetched on first use."""
 
     name: str
     source: Literal["builtin", "cache"]
@@ -98,6 +100,9 @@ def cache_folder() -> Path:
 def _builtin() -> Iterator[ListedModel]:
     for name in BUILTINS:
         is_default = name == BUILTIN
+        if is_not_fetched(name):
+            yield ListedModel(name, "builtin", None, is_default=is_default)
+            continue
         try:
             located = locate(name)
             described = _describe(name, "builtin", located.path, is_default)

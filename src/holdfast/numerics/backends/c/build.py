@@ -8,24 +8,19 @@ process ends.
 """
 
 import atexit
-import contextlib
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.numerics.cache_dir import cache_dir, read_checked, write_checked
-
-if sys.platform != "win32":
-    import fcntl
+from holdfast.numerics.cache_dir import cache_dir, locked, read_checked, write_checked
 
 _SOURCE_DIR = Path(__file__).parent
 _UNITS = (
@@ -61,23 +56,10 @@ def build(sources: Path = _SOURCE_DIR) -> Built:
     flags = ["-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"]
     cached = cache_dir() / "kernels" / f"{_cache_key(sources, flags, version)}.so"
     if read_checked(cached) is None:
-        with _locked(cached.parent):
+        with locked(cached.parent):
             if read_checked(cached) is None:
                 cached = _compile(sources, compiler, flags, cached)
     return Built(cached, version)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Wait for other processes that hold this lock. Where there is none, two may build at once."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            if sys.platform != "win32":
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
 
 
 def find_compiler(machine: str | None = None) -> tuple[str, str]:
