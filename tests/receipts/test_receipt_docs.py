@@ -13,9 +13,10 @@ import pytest
 from holdfast import SamplingParams
 from holdfast.receipts.receipt import redact
 from holdfast.receipts.signing import SigningKey
+from support.documents import ROOT, blocks_of
 from support.receipts import receipt_of, resealed
 
-DOCUMENT = Path(__file__).parents[2].joinpath("docs", "receipts.md").read_text(encoding="utf-8")
+DOCUMENT = ROOT / "docs" / "receipts.md"
 KEY = SigningKey.generate()
 PARAMS = SamplingParams(
     deterministic=True,
@@ -35,8 +36,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def block(language: str) -> str:
-    (text,) = re.findall(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
-    return str(text)
+    """The last block in this language."""
+    return [one.text for one in blocks_of(DOCUMENT) if one.language == language][-1]
 
 
 def run(folder: Path, receipt: dict[str, Any], *command: str) -> "subprocess.CompletedProcess[str]":

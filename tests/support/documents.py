@@ -1,6 +1,7 @@
-"""The pages of the documentation: their headings, links and code blocks."""
+"""The pages of the documentation: their headings, links, code blocks, and the commands in these."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -58,3 +59,33 @@ def anchors_of(page: Path) -> set[str]:
     inside = [after for one, after in pairwise(tokens) if one.type == "heading_open"]
     texts = ["".join(part.content for part in one.children or ()) for one in inside]
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
+
+
+def lines_of(block: Block) -> list[tuple[str, str]]:
+    """Return the lines of a shell block that are typed, each with the output that is shown after it.
+
+    If there are prompts, what follows a prompt is typed and all else is output. Without prompts all is typed.
+    """
+    text = block.text.replace("\\\n", " ")
+    if not re.search(r"^\$ ", text, re.MULTILINE):
+        return [(line, "") for line in text.splitlines() if line.strip()]
+    shown = re.split(r"^\$ ", text, flags=re.MULTILINE)
+    return [(typed, output) for typed, _, output in (one.partition("\n") for one in shown[1:])]
+
+
+def commands_of(line: str) -> list[list[str]]:
+    """Return the words of each command of a line, without variables before it, redirections and comments."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|;&<>()")
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    redirected = False
+    for word in lexer:
+        if set(word) <= set("|;&<>()"):
+            redirected = word == ">"
+            if not redirected:
+                commands.append([])
+        elif redirected:
+            redirected = False
+        elif commands[-1] or not re.match(r"[A-Z_]+=", word):
+            commands[-1].append(word)
+    return [one for one in commands if one]
