@@ -1,6 +1,6 @@
 """Every code block of the documentation says what it is, and is read: data is parsed, names and options exist.
 
-`test_python_blocks.py` runs Python, `test_commands.py` the commands.
+`engine/llm/test_documented_python.py` and `server/test_documented_clients.py` run Python, `test_commands.py` commands.
 """
 
 import ast
@@ -22,7 +22,18 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.tenants.key_file import read_key_file
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
-from support.documents import PAGES, ROOT, Block, blocks_of, commands_of, lines_of
+from support.documents import (
+    ENGINE_PAGES,
+    OTHER_PYTHON,
+    PAGES,
+    ROOT,
+    SERVER_PAGES,
+    Block,
+    blocks_of,
+    commands_of,
+    is_python_run_elsewhere,
+    lines_of,
+)
 
 Check = Callable[[list[str]], None]
 OPTIONS = {
@@ -189,10 +200,13 @@ def test_queries_name_metrics_that_exist() -> None:
             assert {name, name.removesuffix("_bucket")} & families, name
 
 
-def test_python_is_well_formed() -> None:
-    for block in blocks("python"):
+def test_python_runs_or_is_listed() -> None:
+    found = blocks("python")
+    for block in found:
+        assert is_python_run_elsewhere(block) or block.page in ENGINE_PAGES + SERVER_PAGES, block
         if block.page != "docs/adding-a-family.md":
             ast.parse(block.text)
+    assert all(any(part in one.text for one in found) for part in OTHER_PYTHON)
 
 
 def test_example_of_a_family_is_in_the_source() -> None:

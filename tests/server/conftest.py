@@ -30,10 +30,11 @@ def tiny_server(tiny_llama: Path, receipt_key: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def deterministic_server(tiny_llama: Path) -> Iterator[Server]:
-    """A tiny model whose requests are deterministic unless they say otherwise."""
+def deterministic_server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A tiny model whose requests are deterministic unless they say otherwise. It takes batches."""
     options = ("--max-num-seqs", "16", "--served-model-name", "tiny")
-    with serving(tiny_llama, "--deterministic", *options) as server:
+    folder = tmp_path_factory.mktemp("files")
+    with serving(tiny_llama, "--deterministic", "--files-dir", str(folder), *options) as server:
         yield server
 
 

@@ -15,6 +15,24 @@ ROOT = Path(__file__).parents[2]
 _MODELS = ROOT / "src" / "holdfast_models"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(_MODELS.glob("*/README.md"))]
 
+# Pages whose Python blocks run: those of the first ask an engine, those of the others a server.
+ENGINE_PAGES = ("docs/python-api.md", "docs/from-vllm.md", "docs/receipts.md", "docs/train.md")
+SERVER_PAGES = ("README.md", "docs/http-api.md", "docs/batches.md", "docs/recipes.md")
+# Other Python blocks, by what is in them: where they run, or why they do not.
+OTHER_PYTHON = {
+    "def canonical(value)": "a program, which tests/receipts/test_receipt_docs.py runs",
+    '"granite": Family(': "a part of models/families.py, which tests/docs/test_blocks.py compares",
+    "def _granite(": "the same",
+    "import json, random, sys": "a program, which tests/docs/test_commands.py runs as pile.py",
+    "train_model(": "trains for minutes; tests/training has a short form",
+    "def test_greeting(holdfast)": "a test of an application; tests/plugin runs examples/pytest",
+    "import instructor": "make clients drives it, as its packages are none of ours",
+    "from langchain_openai": "make clients drives it",
+    "import litellm": "make clients drives it",
+    "from pydantic_ai": "make clients drives it",
+    "GRPOTrainer(": "make clients drives it; tests/engine/llm runs its function",
+}
+
 
 @dataclass(frozen=True)
 class Block:
@@ -42,6 +60,10 @@ def blocks_of(page: Path) -> list[Block]:
         for one in tokens_of(page)
         if one.type in ("fence", "code_block") and one.map is not None
     ]
+
+
+def is_python_run_elsewhere(block: Block) -> bool:
+    return any(part in block.text for part in OTHER_PYTHON)
 
 
 def links_of(page: Path) -> Iterator[str]:
