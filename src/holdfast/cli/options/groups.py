@@ -144,8 +144,7 @@ def _setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:
 
 
 def _names(one: OptionField) -> tuple[str, ...]:
-    if not one.option.short and not one.option.only_on:
-        return ()
+    """Return the option's names; typer 0.27 would make one of the metavar."""
     name = f"--{one.name.replace('_', '-')}"
     if one.type in (bool, bool | None) and not one.option.only_on:
         name = f"{name}/--no-{name[2:]}"
