@@ -59,8 +59,7 @@ def run_canary(backend: Backend, model: DecoderConfig) -> Canary:
     """Needs no weights of the model. Takes about 0.1 s for a small model."""
     with arrays_on(backend.device).inference():
         bench = _Bench(backend, model)
-        reference = {name: _digest(out) for name, out in bench.reference()}
-        fast = {name: _digest(out) for name, out in bench.fast()}
+        reference, fast = bench.digests()
         del bench
         if backend.device.type == "cuda":
             free_memory(backend.device)
@@ -136,21 +135,38 @@ class _Bench:
         largest = max(n * k for n, k in map(self._cut, self._shapes))
         self._buffer = self._take(largest, self._dtype)  # for every weight
 
-    def reference(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, result) of every operation, in canonical form where there are two."""
+    def digests(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the digest of every operation in canonical form where there are two, and those of GEMMs in
+        fast form and of a decode token. The head too, if it ever runs in fast form."""
+        reference, fast = {}, {}
+        sizes = _FAST_SIZES if self._is_interpreted else (*_FAST_SIZES, 2 * self._num_rows)
+        for name, linear, is_fp32, runs_fast in self._linears():
+            reference[name] = _digest(self._gemm(linear, self._num_rows, is_fp32, canonical=True))
+            if name.startswith("blocks "):
+                reference[f"{name}, rows"] = _digest(self._embed(linear))
+            for size in sizes if runs_fast else ():
+                fast[f"{name} {size}"] = _digest(self._gemm(linear, size, is_fp32, canonical=False))
+        reference |= {name: _digest(out) for name, out in self._others()}
+        if not self._is_interpreted:  # it takes seconds for one token
+            fast["decode"] = _digest(self._attention(1, None))
+        return reference, fast
+
+    def _linears(self) -> Iterator[tuple[str, Linear, bool, bool]]:
+        """Yield the name of each weight, the weight, whether its result is fp32 and whether it runs in fast form."""
         for (n, k), (name, has_bias) in reversed(self._shapes.items()):
-            linear = self._linear(name, n, k, has_bias)
-            yield f"{name} {n}x{k}", self._gemm(linear, self._num_rows, name in _FP32_OUTPUTS, canonical=True)
-        yield "subnormal numbers", self._subnormal()
+            runs_fast = name != "head" or self._backend.can.certifies_head
+            yield f"{name} {n}x{k}", self._linear(name, n, k, has_bias), name in _FP32_OUTPUTS, runs_fast
         for name in self._block_formats:
-            linear = self._block_linear(name)
-            yield f"blocks {name}", self._gemm(linear, self._num_rows, is_fp32=True, canonical=True)
-            yield f"blocks {name}, rows", self._embed(linear)
+            yield f"blocks {name}", self._block_linear(name), True, True
+
+    def _others(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the result of every operation but those of `_linears`."""
+        yield "subnormal numbers", self._subnormal()
         yield "rms_norm", self._rms_norm()
         yield "add_rms_norm", self._add_rms_norm()
         yield "rope", self._rope()
         yield from self._activations()
-        if not self._is_interpreted:  # it takes seconds for one token
+        if not self._is_interpreted:
             yield "attention", self._attention(self._num_rows, None)
             if any(window is not None for window in self._model.layer_windows):
                 yield "attention, window", self._attention(self._num_rows, _SHORT_WINDOW)
@@ -163,23 +179,6 @@ class _Bench:
         yield "logsumexp", self._backend.logsumexp(logits)[:, None]
         values, ids = self._backend.topk(logits, 5)
         yield "topk", self._arrays.cat([values.double(), ids.double()], 1).view(self._arrays.int64)
-
-    def fast(self) -> Iterator[tuple[str, Tensor]]:
-        """GEMMs in fast form, and a decode token. The head too, if it ever runs in fast form."""
-        sizes = _FAST_SIZES if self._is_interpreted else (*_FAST_SIZES, 2 * self._num_rows)
-        for (n, k), (name, has_bias) in reversed(self._shapes.items()):
-            if name == "head" and not self._backend.can.certifies_head:
-                continue
-            linear = self._linear(name, n, k, has_bias)
-            for size in sizes:
-                out = self._gemm(linear, size, name in _FP32_OUTPUTS, canonical=False)
-                yield f"{name} {n}x{k} {size}", out
-        for name in self._block_formats:
-            linear = self._block_linear(name)
-            for size in sizes:
-                yield f"blocks {name} {size}", self._gemm(linear, size, is_fp32=True, canonical=False)
-        if not self._is_interpreted:
-            yield "decode", self._attention(1, None)
 
     def _take(self, count: int, dtype: DType, part: int = 0) -> Tensor:
         """`count` of the fixed values in memory of their own, different ones for each part."""

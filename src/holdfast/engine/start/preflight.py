@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from holdfast.core.garbage_collection import paused_collection
 from holdfast.core.sampling_params import RestOfContext, SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.input_processor import InputProcessor, Prompt, RequestLimits
@@ -43,6 +44,10 @@ class OpenedModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; for random weights without one, a token for each byte."""
+        with paused_collection():
+            return self._open_tokenizer()
+
+    def _open_tokenizer(self) -> Tokenizer:
         config = self.config
         folder = Path(config.model or "").expanduser()
         if isinstance(self.checkpoint, GgufCheckpoint):
@@ -119,7 +124,8 @@ def open_model(config: EngineConfig) -> OpenedModel:
     else:
         located = locate(config.model)
         files = ModelFiles.of(*(one for one in (located.path, located.adapter) if one is not None))
-        checkpoint = open_checkpoint(located.path)
+        with paused_collection():
+            checkpoint = open_checkpoint(located.path)
         opened = OpenedModel(config, checkpoint.config, checkpoint, files)
     context_len(config, opened.model)
     _ = opened.thinking
