@@ -19,11 +19,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.certification.checks.synthetic import norm_dtype
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import layer_shape
 from holdfast.models.mixers import ConvSizes, MixerSizes, SpaceSizes
 from holdfast.models.shapes import gemm_shapes
+from holdfast.models.weight_loader import norm_dtype
 from holdfast.numerics.arrays import DType, Tensor, arrays_on
 from holdfast.numerics.backends.torch.noise import SPLITMIX_GAMMA, mix64
 from holdfast.numerics.blocks import BLOCK_FORMATS, BlockBackend, blocks_of

@@ -41,6 +41,20 @@ ListKernels = Callable[[], tuple[str, ...]]
 _MAX_REPEATS = 100  # of slices in which another thread changed a setting
 
 
+class AllPages:
+    """Lends every page of a KV store, before any request runs."""
+
+    def __init__(self, num_pages: int) -> None:
+        self._num_pages = num_pages
+
+    def lend(self, num_wanted: int) -> Sequence[int]:
+        """Lend about `num_wanted` pages, or () if too few are free now."""
+        return range(self._num_pages)
+
+    def take_back(self) -> None:
+        """Take back pages that are not used any more."""
+
+
 class Certification:
     """Makes one certificate. `advance` runs the next slice, until `is_done`."""
 

@@ -18,10 +18,9 @@ there whole passes are compared as they run, too (`checks/passes.py`).
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 
 from holdfast.certification.certificate import CheckSteps
-from holdfast.certification.certification import Certification, Check
+from holdfast.certification.certification import AllPages, Certification, Check
 from holdfast.certification.checks.attention import check_attention, check_long_attention
 from holdfast.certification.checks.operations import (
     GemmCase,
@@ -34,19 +33,15 @@ from holdfast.certification.checks.operations import (
     merge_checks,
 )
 from holdfast.certification.checks.order_probes import MIN_COLUMNS
-from holdfast.certification.checks.passes import AllPages, PassBench, check_passes
+from holdfast.certification.checks.passes import PassBench, check_passes
 from holdfast.certification.checks.probes import DENSE_SEATING
 from holdfast.certification.checks.recurrence import check_recurrence
 from holdfast.certification.checks.synthetic import sampler_ops, synthetic_layer, synthetic_linears, token_ops
-from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig, plain_value
+from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder, NamedLinear
 from holdfast.numerics.arrays import HOST
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.settings import NumericSettings
-from holdfast.numerics.versions import sources_digest
-from holdfast.version import __version__
-from holdfast.worker.device import device_name, device_parts
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.logits import max_logits_tokens
 from holdfast.worker.model_runner import ModelRunner
@@ -104,57 +99,6 @@ def plan_certification(
         kernels=kernels,
         device=backend.device,
     )
-
-
-def certificate_subject(
-    decoder: Decoder, settings: NumericSettings, canary: str, max_pass_tokens: int, max_len: int
-) -> Mapping[str, object]:
-    """Return everything the result of a certification depends on. The certificate's key is its hash.
-
-    canary: the digest of the operations in fast form (`canary.py`).
-    """
-    model, device = decoder.config, decoder.backend.device
-    parts = device_parts(device)
-    return {
-        "holdfast": __version__,
-        **({} if device is HOST else {"torch": version("torch")}),
-        "device": device_name(device),
-        **({"device_parts": parts} if device.type == "cuda" else {"instructions": parts["instructions"]}),
-        "code": sources_digest(),
-        "settings": settings.as_dict(),
-        "recipe": decoder.backend.recipe.as_dict(),
-        "build": decoder.backend.build,
-        "cuts": _split_n(decoder),
-        "shapes": {
-            "family": model.family,
-            "hidden": model.hidden_size,
-            "intermediate": model.intermediate_size,
-            "layers": model.num_layers,
-            "heads": [model.num_heads, model.num_kv_heads, model.head_dim],
-            "vocab": model.vocab_size,
-            "biases": [model.qkv_bias, model.o_bias, model.mlp_bias],
-            "qk_norm": model.qk_norm,
-            "windows": sorted({window for window in model.layer_windows if window is not None}),
-            **{
-                name: plain_value(getattr(model, name))
-                for name, default in FAMILY_DEFAULTS.items()
-                if getattr(model, name) != default
-            },
-        },
-        "rows": max_pass_tokens,
-        "context": max_len,
-        "canary": canary,
-    }
-
-
-def _split_n(decoder: Decoder) -> dict[str, list[list[int]]]:
-    """Return where GEMMs are split along N, by shape. The certificate checks that no bit depends on it."""
-    linears = (product.linear for product in decoder.linears())
-    return {
-        f"{linear.out_features}x{linear.in_features}": [list(pair) for pair in sorted(linear.split_n.items())]
-        for linear in linears
-        if linear.split_n
-    }
 
 
 def _gemm_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:

@@ -16,12 +16,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from holdfast.certification.checks.synthetic import FEW_TOKENS, norm_dtype
+from holdfast.certification.checks.synthetic import FEW_TOKENS
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.shapes import gemm_shapes
-from holdfast.models.weight_loader import load_decoder
+from holdfast.models.weight_loader import load_decoder, norm_dtype
 from holdfast.numerics.attention_tiles import TILE_COLUMNS
 from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.experts import activate

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from holdfast.certification.certificate import Certificate, delete_certificate
-from holdfast.certification.certification import Certification, Progress
-from holdfast.certification.checks.passes import AllPages
+from holdfast.certification.certification import AllPages, Certification, Progress
 from holdfast.engine.status import CertificateState, CertificateStateName
 from holdfast.scheduler.scheduler import Scheduler
 

@@ -6,7 +6,6 @@ what to use instead. Nothing is run, because the other word does not mean exactl
 """
 
 import shlex
-import tomllib
 from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,8 @@ from pathlib import Path
 @cache
 def answers(kind: str) -> dict[str, str]:
     """Return our answer to each word. kind: commands, options, unsupported, routes or fields."""
+    import tomllib
+
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return {word: answer for answer, words in tomllib.loads(text)[kind].items() for word in words}
 

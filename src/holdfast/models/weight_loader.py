@@ -22,11 +22,11 @@ from holdfast.models.checkpoint import (
     projection_names,
     router_name,
 )
-from holdfast.models.config import DecoderConfig
+from holdfast.models.config import DecoderConfig, Norm
 from holdfast.models.decoder import Decoder
 from holdfast.models.mixer_loader import load_mixer
 from holdfast.models.rope import rotary_order
-from holdfast.numerics.arrays import DType, Tensor, arrays_on
+from holdfast.numerics.arrays import DType, Tensor, arrays_on, main_memory
 from holdfast.numerics.blocks import BlockBackend, Blocks, BlockSource
 from holdfast.numerics.experts import Expert, ExpertLinears, Experts, SigmoidScores
 from holdfast.numerics.layer import LayerWeights
@@ -72,6 +72,11 @@ def load_decoder(
     tied = cast(Tensor, embedding) if is_shared else None
     head = loader.head(tied) if shared is None else shared
     return Decoder(config, backend, embedding, norms[0], layers, head, max_len)
+
+
+def norm_dtype(norm: Norm, dtype: DType) -> DType:
+    """Return the dtype of the weights of such norms in a model of this dtype."""
+    return dtype if norm == "rms" else arrays_on(main_memory(dtype)).float32
 
 
 class WeightLoader:

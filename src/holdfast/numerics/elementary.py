@@ -9,7 +9,6 @@ numpy rounds each operation separately. So these functions give the same bits ev
 `cos_sin_fp32` are our own.
 """
 
-import decimal
 import math
 
 import numpy as np
@@ -31,9 +30,23 @@ _LN2_TAIL = float(np.float32(-2.12194440e-4))  # log(2) is 0.693359375 and this
 _LN2_HIGH, _LN2_LOW = float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33")
 _ATANH = tuple(1.0 / (2 * k + 1) for k in range(12))  # atanh(s) / s in s^2, for |s| <= 0.172
 _STEPS = 64  # e^x = 2^(n / _STEPS) e^r
+_ROOT_BITS = 192  # after the point, far more than fp64 has
+
+
+def _roots_of_two() -> list[int]:
+    """Return 2^(k / _STEPS) for each k, times 2^_ROOT_BITS."""
+    root = 2 << _ROOT_BITS
+    for _ in range(_STEPS.bit_length() - 1):
+        root = math.isqrt(root << _ROOT_BITS)
+    powers = [1 << _ROOT_BITS]
+    while len(powers) < _STEPS:
+        powers.append(powers[-1] * root >> _ROOT_BITS)
+    return powers
+
+
 _STEP = float.fromhex("0x1.62e42fefa39efp-7")  # ln(2) / 64
 _EXP = tuple(1.0 / math.factorial(k) for k in range(5))  # e^r for |r| <= _STEP / 2
-_POWERS = np.array([float(decimal.Decimal(2) ** (decimal.Decimal(k) / _STEPS)) for k in range(_STEPS)])
+_POWERS = np.array([root / 2**_ROOT_BITS for root in _roots_of_two()])
 _SMALLEST_EXPONENT = -700.0  # e^x below is 0, above it is a normal number
 # pi / 2 as a sum of 27, 27 and 53 bits: a product of one of the first two and an integer below 2^26 is exact.
 _HALF_PI = tuple(map(float.fromhex, ("0x1.921fb54p+0", "0x1.10b4610p-30", "0x1.a62633145c06ep-58")))

@@ -9,7 +9,6 @@ import platform
 import re
 from collections.abc import Sequence
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -76,6 +75,8 @@ def driver_version() -> str | None:
 
 
 def library_version(package: str) -> str | None:
+    from importlib import metadata  # takes time to import
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

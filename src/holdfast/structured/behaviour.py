@@ -9,7 +9,6 @@ version. Both are the same on every CPU.
 import hashlib
 from collections.abc import Iterator
 from functools import cache
-from importlib import metadata
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -72,6 +71,8 @@ class GrammarLibrary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def grammar_library() -> GrammarLibrary:
     """Return the installed library. The first call imports it and takes about 50 ms more."""
+    from importlib import metadata
+
     require_llguidance()
     return GrammarLibrary(metadata.version("llguidance"), digest_masks())
 

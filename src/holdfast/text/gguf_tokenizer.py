@@ -8,6 +8,7 @@ the vocabulary and the merges, not through JSON text, because start-up time matt
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -121,6 +122,11 @@ class _GgmlFields:
                 f"{len(self.tokens)} tokens and {len(self.types)} token types do not belong together"
             )
 
+    @cached_property
+    def marked(self) -> list[int]:
+        """The ids of tokens that are not ordinary text."""
+        return [id_ for id_, kind in enumerate(self.types) if kind != _NORMAL]
+
     def array(self, key: str, kind: type) -> list[Any] | None:
         value = self.values.get(key)
         if value is None:
@@ -148,11 +154,7 @@ class _GgmlFields:
     def eos_ids(self) -> frozenset[int]:
         """Return the ids that end an answer: those in the file, and control tokens known to end a turn."""
         named = [self.token_id(key) for key in _EOS_KEYS]
-        control = {
-            token: id_
-            for id_, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if kind == _CONTROL
-        }
+        control = {self.tokens[id_]: id_ for id_ in self.marked if self.types[id_] == _CONTROL}
         is_harmony = all(token in control for token in HARMONY_ENDS)
         ends = HARMONY_ENDS if is_harmony else _END_OF_TURN_TOKENS
         end_of_turn = [control[token] for token in ends if token in control]
@@ -175,7 +177,7 @@ def _build_byte_level(ggml: _GgmlFields) -> tuple[Tokenizer, bool]:
     if not ggml.tokens or merges is None:
         raise ModelError("the GGUF file's BPE tokenizer lacks its tokens or its merges")
     pattern = _PRE_TOKENIZERS[pre]
-    pairs = [_split_merge(merge) for merge in merges]
+    pairs = _split_merges(merges)
     backend = _make_bpe(ggml, pairs, ignore_merges=pre in _WITH_WHOLE_WORDS)
     if pattern == QWEN2:
         backend.normalizer = normalizers.NFC()
@@ -184,9 +186,8 @@ def _build_byte_level(ggml: _GgmlFields) -> tuple[Tokenizer, bool]:
     return backend, pre in _WITH_WHOLE_WORDS
 
 
-def _split_merge(merge: str) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    return left, right
+def _split_merges(merges: Sequence[str]) -> list[tuple[str, str]]:
+    return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
 
 
 def _pre_tokenizer(pattern: str) -> pre_tokenizers.PreTokenizer:
@@ -206,7 +207,7 @@ def _build_sentencepiece(ggml: _GgmlFields) -> Tokenizer:
     if not ggml.tokens or (merges is None and (scores is None or len(scores) != len(ggml.tokens))):
         raise ModelError("the GGUF file's sentencepiece tokenizer lacks its tokens or their scores")
     if merges is not None:
-        pairs = [_split_merge(merge) for merge in merges]
+        pairs = _split_merges(merges)
     else:
         assert scores is not None
         normal = [kind == _NORMAL for kind in ggml.types]
@@ -255,7 +256,7 @@ def _make_bpe(ggml: _GgmlFields, pairs: list[tuple[str, str]], **options: Any) -
 
 
 def _add_tokens(backend: Tokenizer, ggml: _GgmlFields) -> None:
-    typed = list(zip(ggml.tokens, ggml.types, strict=True))
+    typed = [(ggml.tokens[id_], ggml.types[id_]) for id_ in ggml.marked]
     special = [token for token, kind in typed if kind in (_CONTROL, _UNKNOWN) and token]
     plain = [token for token, kind in typed if kind == _USER_DEFINED and token]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.certification.certificate import CheckSteps, OperationCheck
+from holdfast.certification.certification import AllPages
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, Sampling, Span, SpanState, StepPlan
 from holdfast.numerics.arrays import Tensor, arrays_on
@@ -43,20 +44,6 @@ class PassRunner(Protocol):
     """The part of a model runner that this check needs."""
 
     def run(self, plan: StepPlan) -> list[PassResult]: ...
-
-
-class AllPages:
-    """Lends every page of a KV store, before any request runs."""
-
-    def __init__(self, num_pages: int) -> None:
-        self._num_pages = num_pages
-
-    def lend(self, num_wanted: int) -> Sequence[int]:
-        """Lend about `num_wanted` pages, or () if too few are free now."""
-        return range(self._num_pages)
-
-    def take_back(self) -> None:
-        """Take back pages that are not used any more."""
 
 
 @dataclass(frozen=True)

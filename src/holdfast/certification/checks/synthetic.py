@@ -23,9 +23,10 @@ from holdfast.certification.checks.order_probes import (
     silu_inputs,
     top_p_inputs,
 )
-from holdfast.models.config import DecoderConfig, Norm
+from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import layer_shape
-from holdfast.numerics.arrays import DType, Tensor, arrays_on, main_memory
+from holdfast.models.weight_loader import norm_dtype
+from holdfast.numerics.arrays import DType, Tensor, arrays_on
 from holdfast.numerics.blocks import BlockBackend, random_blocks
 from holdfast.numerics.elementary import cos_sin_fp32
 from holdfast.numerics.experts import SigmoidScores, activate
@@ -39,11 +40,6 @@ _EPS = 1e-5
 _MAX_OWN_COLUMNS = 8192  # of a synthetic weight for our own kernels
 _EDGE_DRAWS, _EDGE_DRAWS_ON_GPU = 8192, 1 << 14
 _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
-
-
-def norm_dtype(norm: Norm, dtype: DType) -> DType:
-    """Return the dtype of the weights of such norms in a model of this dtype."""
-    return dtype if norm == "rms" else arrays_on(main_memory(dtype)).float32
 
 
 def synthetic_linears(backend: Backend, like: Linear) -> Iterator[Linear]:

@@ -5,7 +5,6 @@ interrupt reaches only such a caller. Nothing here holds a lock, so an interrupt
 come between any two lines.
 """
 
-import asyncio
 import atexit
 import ctypes
 import logging
@@ -26,6 +25,8 @@ from holdfast.engine.loop import Command, EngineLoop
 from holdfast.errors import EngineStopped, HoldfastError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from holdfast.engine.engine import Engine
 
 _log = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ class RequestHandle:
 
     async def next_delta(self) -> Delta | None:
         """Return the next delta that is not empty, or None at the end. The engine must run freely."""
+        import asyncio
+
         ready = asyncio.Event()
         self._async_reader = (asyncio.get_running_loop(), ready)
         while self.result is None:

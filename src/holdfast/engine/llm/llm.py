@@ -9,7 +9,6 @@ from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
 from holdfast.core.request import Prepared
 from holdfast.core.results import EmbeddingResult, Result, embedding_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
-from holdfast.engine.continuation import continued_params, sent_of
 from holdfast.engine.input_processor import Prompt
 from holdfast.engine.llm.engine_thread import EngineThread, RequestHandle
 from holdfast.engine.llm.loaded_model import LoadedModel
@@ -26,13 +25,11 @@ from holdfast.engine.llm.prompts import (
     read_prompts,
 )
 from holdfast.engine.llm.token_stream import TokenStream
-from holdfast.engine.replay import require_prompt
 from holdfast.errors import InvalidRequest, make_error
-from holdfast.receipts.reader import parse_receipt
-from holdfast.receipts.receipt import Receipt
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
+    from holdfast.receipts.receipt import Receipt
 
 
 class LLM(LoadedModel):
@@ -232,6 +229,11 @@ class LLM(LoadedModel):
         If a token or a bit comes out differently, the result has `error`, and `error_code` is
         "guarantee_lost".
         """
+        from holdfast.engine.continuation import continued_params, sent_of
+        from holdfast.engine.replay import require_prompt
+        from holdfast.receipts.reader import parse_receipt
+        from holdfast.receipts.receipt import Receipt
+
         read = receipt if isinstance(receipt, Receipt) else parse_receipt(receipt)
         prompt = require_prompt(read, prompt_token_ids, prompt_salt)
         params = continued_params(read, max_tokens)

@@ -1,6 +1,5 @@
 """The answer to one prompt, read delta by delta: plainly or with asyncio."""
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
@@ -110,7 +109,9 @@ class AsyncTokenStream(_Stream, AsyncIterator[Delta]):
         while await self._next_delta() is not None:
             pass
         if self.result is None:
-            raise asyncio.InvalidStateError("the stream was closed before its answer ended")
+            from asyncio import InvalidStateError
+
+            raise InvalidStateError("the stream was closed before its answer ended")
         return self.result
 
     async def _next_delta(self) -> Delta | None:
@@ -118,7 +119,9 @@ class AsyncTokenStream(_Stream, AsyncIterator[Delta]):
             return None
         try:
             if self._handle is None:
-                handle, self._finish = await asyncio.to_thread(self._prepare)
+                from asyncio import to_thread
+
+                handle, self._finish = await to_thread(self._prepare)
                 handle.start()
                 self._handle = handle
             delta = await self._handle.next_delta()

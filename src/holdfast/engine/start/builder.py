@@ -11,8 +11,8 @@ from pathlib import Path
 
 from holdfast.certification.canary import run_canary
 from holdfast.certification.certificate import certificate_key, load_certificate
-from holdfast.certification.certify import certificate_subject, plan_certification
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
+from holdfast.certification.subject import certificate_subject
 from holdfast.engine.background_work import BackgroundWork, SpareKVPages
 from holdfast.engine.config import (
     BatchLimits,
@@ -242,6 +242,8 @@ class _Builder:
         known = load_certificate(certificate_key(subject))
         if known is not None:
             return BackgroundWork(known)
+        from holdfast.certification.certify import plan_certification  # with all checks; once for a machine
+
         limits, pages = self.batch_limits, SpareKVPages(store.num_pages)
         certification = plan_certification(
             subject,

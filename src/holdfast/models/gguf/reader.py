@@ -98,7 +98,7 @@ class GgufFile:
         self.path = path
         self._map = _map_file(path)
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
-        cursor = _Cursor(path, self._bytes.data)
+        cursor = _Cursor(path, self._map)
         num_tensors, num_pairs = _read_preamble(cursor)
         self._pairs = _read_pairs(cursor, num_pairs)
         self.metadata: Mapping[str, object] = MappingProxyType(self._pairs)
@@ -141,7 +141,7 @@ def _map_file(path: Path) -> mmap.mmap:
 class _Cursor:
     """A read position in the mapped file. Reads never pass the end."""
 
-    def __init__(self, path: Path, view: memoryview) -> None:
+    def __init__(self, path: Path, view: mmap.mmap) -> None:
         self.view = view
         self.position = 0
         self.items_left = _MAX_ARRAY_ITEMS
@@ -169,14 +169,14 @@ class _Cursor:
             raise self.bad(f"a string claims {length} bytes")
         start, self.position = self.position, self.position + length
         try:
-            return str(self.view[start : self.position], "utf-8")
+            return self.view[start : self.position].decode()
         except UnicodeDecodeError:
             raise self.bad("a string is not UTF-8") from None
 
     def strings(self, count: int) -> list[str]:
         """`count` strings. A vocabulary has many, so this is one tight loop."""
         view, position, end = self.view, self.position, len(self.view)
-        unpack: Callable[[memoryview, int], tuple[int]] = struct.Struct("<Q").unpack_from
+        unpack: Callable[[mmap.mmap, int], tuple[int]] = struct.Struct("<Q").unpack_from
         found: list[str] = []
         try:
             for _ in range(count):
@@ -184,7 +184,7 @@ class _Cursor:
                 position = start + unpack(view, position)[0]
                 if position > end:
                     raise self.bad("a string of an array passes the file's end")
-                found.append(str(view[start:position], "utf-8"))
+                found.append(view[start:position].decode())
         except struct.error:
             raise self.bad("its header is cut off") from None
         except UnicodeDecodeError:
