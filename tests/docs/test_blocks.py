@@ -24,6 +24,7 @@ from holdfast.server.tenants.key_file import read_key_file
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
 from support.documents import (
     ENGINE_PAGES,
+    INDENTED,
     OTHER_PYTHON,
     PAGES,
     ROOT,
@@ -39,12 +40,6 @@ Check = Callable[[list[str]], None]
 OPTIONS = {
     one.name for config in (ServerConfig, EngineConfig, ReplicasConfig) for one in option_fields(config)
 } | {"model"}
-# Indented blocks that are no commands, by their first lines.
-INDENTED = {
-    '{"prompt": "A coin lies heads up. Bob tosses ‹tails› it. Which side is up?", "answer": "tails."}': "json",
-    "import json, random, sys": "python",
-    "from dataclasses import replace; from holdfast_thinking import PRESETS, train_model": "python",
-}
 
 
 def check_holdfast(words: list[str]) -> None:
@@ -138,14 +133,8 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def language_of(block: Block) -> str:
-    """Return what a block is. One that is indented has commands, if it is not one of those above."""
-    first = block.text.partition("\n")[0]
-    return block.language or INDENTED.get(first, "console")
-
-
 def blocks(*languages: str) -> list[Block]:
-    return [one for page in PAGES for one in blocks_of(page) if language_of(one) in languages]
+    return [one for page in PAGES for one in blocks_of(page, *languages)]
 
 
 def json_values(text: str) -> Iterator[Any]:
@@ -157,11 +146,11 @@ def json_values(text: str) -> Iterator[Any]:
 
 def test_every_block_is_of_a_known_kind() -> None:
     known = {"python", "console", "sh", "json", "yaml", "toml", "promql", "text"}
-    strangers = [str(one) for page in PAGES for one in blocks_of(page) if language_of(one) not in known]
-    assert strangers == [], "name the language after ```, or `text`"
-    assert len(blocks(*known)) > 100
-    first_lines = {one.text.partition("\n")[0] for page in PAGES for one in blocks_of(page)}
-    assert {*INDENTED} <= first_lines
+    assert [one for one in blocks() if one.language not in known] == [], (
+        "name the language after ```, or `text`"
+    )
+    assert len(blocks()) > 100
+    assert {*INDENTED} <= {one.text.partition("\n")[0] for one in blocks()}
 
 
 def test_commands_have_programs_files_and_options_that_exist() -> None:

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 def block(language: str) -> str:
     """The last block in this language."""
-    return [one.text for one in blocks_of(DOCUMENT) if one.language == language][-1]
+    return blocks_of(DOCUMENT, language)[-1].text
 
 
 def run(folder: Path, receipt: dict[str, Any], *command: str) -> "subprocess.CompletedProcess[str]":

@@ -21,13 +21,11 @@ def test_code_blocks_run(
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(seconds / 20))
     monkeypatch.chdir(tmp_path)
-    blocks = blocks_of(ROOT / page)
-    data = [one.text for one in blocks if one.language == "json"]
     if page == "docs/batches.md":
-        Path("in.jsonl").write_text(data[0])
+        Path("in.jsonl").write_text(blocks_of(ROOT / page, "json")[0].text)
     names: dict[str, Any] = {"__name__": "document"}
-    for block in blocks:
-        if block.language == "python" and not is_python_run_elsewhere(block):
+    for block in blocks_of(ROOT / page, "python"):
+        if not is_python_run_elsewhere(block):
             text = block.text.replace("http://127.0.0.1:8000", deterministic_server.url)
             text = text.replace('"smollm2"', '"tiny"')
             exec(compile("\n" * block.line + text, page, "exec"), names)

@@ -15,6 +15,12 @@ ROOT = Path(__file__).parents[2]
 _MODELS = ROOT / "src" / "holdfast_models"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(_MODELS.glob("*/README.md"))]
 
+# Indented blocks that are no commands, by their first lines.
+INDENTED = {
+    '{"prompt": "A coin lies heads up. Bob tosses ‹tails› it. Which side is up?", "answer": "tails."}': "json",
+    "import json, random, sys": "python",
+    "from dataclasses import replace; from holdfast_thinking import PRESETS, train_model": "python",
+}
 # Pages whose Python blocks run: those of the first ask an engine, those of the others a server.
 ENGINE_PAGES = ("docs/python-api.md", "docs/from-vllm.md", "docs/receipts.md", "docs/train.md")
 SERVER_PAGES = ("README.md", "docs/http-api.md", "docs/batches.md", "docs/recipes.md")
@@ -36,7 +42,7 @@ OTHER_PYTHON = {
 
 @dataclass(frozen=True)
 class Block:
-    """A code block. `language` is empty if it is indented or does not name one."""
+    """A code block. An indented one has commands if it is none of `INDENTED`."""
 
     page: str  # relative to the repository
     line: int
@@ -52,14 +58,17 @@ def tokens_of(page: Path) -> list[Token]:
     return MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8"))
 
 
-def blocks_of(page: Path) -> list[Block]:
-    """Return the code blocks of a page, in order."""
-    name = str(page.relative_to(ROOT))
-    return [
-        Block(name, one.map[0] + 1 + (one.type == "fence"), one.info.strip(), one.content)
-        for one in tokens_of(page)
-        if one.type in ("fence", "code_block") and one.map is not None
-    ]
+def blocks_of(page: Path, *languages: str) -> list[Block]:
+    """Return the code blocks of a page, in order; those in some languages, if any are given."""
+    found = [_block(page, one) for one in tokens_of(page) if one.type in ("fence", "code_block")]
+    return [one for one in found if not languages or one.language in languages]
+
+
+def _block(page: Path, token: Token) -> Block:
+    assert token.map is not None
+    is_fence = token.type == "fence"
+    language = token.info.strip() if is_fence else INDENTED.get(token.content.partition("\n")[0], "console")
+    return Block(str(page.relative_to(ROOT)), token.map[0] + 1 + is_fence, language, token.content)
 
 
 def is_python_run_elsewhere(block: Block) -> bool:

@@ -17,7 +17,7 @@ SMALL: dict[str, Any] = {"dtype": "fp32", "max_pass_tokens": 64, "max_num_seqs":
 
 
 def python_of(page: str) -> list[Block]:
-    return [one for one in blocks_of(ROOT / page) if one.language == "python"]
+    return blocks_of(ROOT / page, "python")
 
 
 @pytest.fixture
