@@ -79,10 +79,10 @@ class Problem:
 
 def read_problems(path: Path) -> list[Problem]:
     """Read a file of the data set."""
-    return [_problem(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [parse_problem(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _problem(fields: dict[str, str]) -> Problem:
+def parse_problem(fields: dict[str, str]) -> Problem:
     solution, _, final = fields["answer"].rpartition("####")
     words = " ".join(_CALCULATION.sub("", solution).split())
     final = final.strip().replace(",", "")

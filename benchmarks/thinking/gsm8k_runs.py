@@ -37,9 +37,10 @@ from holdfast_thinking.settings import AnswerForm, LossWeights, TrainingSettings
 FORMS: dict[str, AnswerForm] = {"none": "none", "chain": "cot", "thinking": "thinking"}
 NAMES = tuple(f"{mode}-{seed}" for mode in FORMS for seed in range(3))
 _RATES = {"none": 5e-5, "chain": 3e-5, "thinking": 1.5e-4}  # what T reads is new to the backbone
+_WARM_UP = {"none": 40, "chain": 40, "thinking": 100}  # steps
 _PASSES = {"none": 1, "chain": 3, "thinking": 3}  # of a step: at most some 2,000 rows each
 _MOST_TOKENS = {"none": 16, "chain": 400, "thinking": 16}
-_TIMED, _WARM_UPS = 60, 5  # questions
+_TIMED, _UNTIMED = 40, 5  # questions
 _SHOWN = 20  # answers in the results
 Row = dict[str, Any]
 
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--runs", default=",".join(NAMES), help="names, separated by commas")
     parser.add_argument("--minutes", type=float, default=8.0, help="of a run, start-up included")
     parser.add_argument("--steps", type=int, help="train for so many steps, however long they take")
-    parser.add_argument("--batch", type=int, default=32, help="texts of a step")
+    parser.add_argument("--batch", type=int, default=24, help="texts of a step")
     parser.add_argument("--rate", type=float, help="maximum learning rate, instead of the mode's")
     parser.add_argument("--count", type=int, help="test questions; default: all")
     parser.add_argument("--at-once", type=int, help="processes; default: 9 to train, 3 to evaluate")
@@ -150,7 +151,7 @@ def _settings(name: str, o: Namespace) -> TrainingSettings:
         accumulate=min(o.batch, _PASSES[mode]),
         learning_rate=o.rate or _RATES[mode],
         block_rate=4.0,
-        warmup=40,
+        warmup=_WARM_UP[mode],
         weight_decay=0.01,
         weights=LossWeights(thought=2.0),
         seed=int(seed),
@@ -221,7 +222,7 @@ def _said(result: Result) -> list[str]:
 
 def time_answers(names: Sequence[str], o: Namespace) -> list[Row]:
     """Time single questions, the models in turns: milliseconds from the question to the end of the answer."""
-    models = [Examinee(name, o, _TIMED + _WARM_UPS) for name in names]
+    models = [Examinee(name, o, _TIMED + _UNTIMED) for name in names]
     times: list[list[float]] = [[] for _ in models]
     results: list[list[Result]] = [[] for _ in models]
     for number in range(len(models[0].prompts)):
@@ -230,7 +231,7 @@ def time_answers(names: Sequence[str], o: Namespace) -> list[Row]:
             said += model.answer([model.prompts[number]])
             own.append(1000 * (time.perf_counter() - started))
     return [
-        {"name": name, "count": len(own[_WARM_UPS:]), "median_ms": median(own[_WARM_UPS:]), **_cost(said)}
+        {"name": name, "count": len(own[_UNTIMED:]), "median_ms": median(own[_UNTIMED:]), **_cost(said)}
         for name, own, said in zip(names, times, results, strict=True)
     ]
 

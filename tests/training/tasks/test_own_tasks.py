@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,14 @@ import torch
 
 from benchmarks.thinking.babi import read_babi, to_line
 from benchmarks.thinking.entities import Entities
+from benchmarks.thinking.gsm8k import Gsm8k, parse_problem, renumber
 from benchmarks.thinking.two_hop import TwoHop
 from holdfast.errors import ConfigError
 from holdfast_thinking.data.jsonl import read_thoughts
 from holdfast_thinking.data.source import draw_prompts
 from holdfast_thinking.data.text_examples import ChatFrame, TextExample, TextRules, TextTask, make_batch
 from holdfast_thinking.model.packed import IGNORED, PackSpec, pack
-from holdfast_thinking.model.tokenizer import build_tokenizer
+from holdfast_thinking.model.tokenizer import build_tokenizer, save_tokenizer
 from holdfast_thinking.run.loop import start_run
 from holdfast_thinking.settings import SIZES, TrainingSettings
 from support.thinking_models import thinking_config
@@ -89,3 +91,44 @@ def test_babi_examples_are_read_as_they_were_written(tmp_path: Path) -> None:
     examples = read_babi(path)
     path.write_text("\n".join(map(to_line, examples)))
     assert read_thoughts(path) == examples and len(examples[0].steps) == 3
+
+
+def test_renumbered_question_has_the_results_of_its_new_numbers() -> None:
+    """Results in the words of the solution change too. A number that means another thing stays."""
+    solution = "He has 48/6=<<48/6=8>>8 bags. They cost 8*15=$<<8*15=120>>120 in 1 week.\n#### 120"
+    question = "Bob puts 48 pens into bags of 6. A bag costs $15. What do the bags cost after 1 week?"
+    problem = parse_problem({"question": question, "answer": solution})
+    renumbered = [renumber(problem, random.Random(seed)) for seed in range(20)]
+    assert len({each.question for each in renumbered}) > 10
+    for each in renumbered:
+        pens, in_bag, price, week = map(int, re.findall(r"\d+", each.question))
+        bags, cost = pens // in_bag, pens // in_bag * price
+        assert pens % in_bag == 0 and week == 1 and each.final == str(cost)
+        words = f"He has {pens}/{in_bag}={bags} bags. They cost {bags}*{price}=${cost} in 1 week."
+        assert each.words == words, each.question
+
+
+def test_number_from_nowhere_leaves_a_question_as_it_is() -> None:
+    fields = {"question": "Bob has 48 pens.", "answer": "He had 48+35=<<48+35=83>>83.\n#### 83"}
+    problem = parse_problem(fields)
+    assert problem.steps is not None and renumber(problem, random.Random(0)) is problem
+
+
+def test_thoughts_about_a_question_are_at_the_letters_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chunk of letters has a calculation or its result, from its first token to its last."""
+    tokenizer = build_tokenizer(["Ann has pens. She loses 2 of them. . a b c d e f g h A: 0"])
+    save_tokenizer(tokenizer, tmp_path)
+    tmp_path.joinpath("train.jsonl").write_text("")
+    monkeypatch.setenv("GSM8K", str(tmp_path))
+    settings = TrainingSettings(chunk=8, max_thought=12, backbone=str(tmp_path))
+    problem = parse_problem({"question": "Ann has 9 pens.", "answer": "<<9-2=7>><<7*3*2=42>>\n#### 42"})
+    batch = make_batch([Gsm8k(settings).write(problem)], tokenizer, TextRules(settings, 0))
+    chunks = batch.token_ids[0].reshape(-1, 8)
+    thoughts = [tokenizer.decode([int(id) for id in each if id >= 0]) for each in batch.thoughts[0]]
+    said = [text for text in thoughts if text]
+    assert said == ["9-2", "7", "7*3", "21", "21*2", "42"]
+    first = thoughts.index("9-2")
+    assert tokenizer.decode(chunks[first].tolist()) == " a b c d e f g h"
+    assert thoughts[first : first + len(said)] == said
