@@ -18,7 +18,7 @@ from holdfast.engine.other_engines import answers, option_hint
         (["pull", "org/name"], "downloaded when it is first used: holdfast serve org/name"),
         (["list"], "holdfast models lists"),
         (["launch_server", "--model-path", "x"], "holdfast serve x"),
-        (["serve", "--model", "x"], "give its model without an option: holdfast serve MODEL"),
+        (["serve", "--model-path", "x"], "give its model without an option: holdfast serve MODEL"),
         (["serve", "--ctx-size", "4"], "serve has no option --ctx-size; give --max-model-len"),
         (["serve", "--gpu-memory-utilization", "0.9"], "give --kv-memory, such as 20GiB"),
         (["serve", "--tensor-parallel-size", "2"], "Holdfast uses one GPU"),

@@ -32,8 +32,9 @@ def served(monkeypatch):
     pytest.importorskip("fastapi")
     served = SimpleNamespace(exit_code=0, times=0)
 
-    def run(server, engine):
-        served.server, served.engine, served.times = server, engine, served.times + 1
+    def run(server, models):
+        served.server, served.models, served.engine = server, models, models[0].engine
+        served.times += 1
         return served.exit_code
 
     monkeypatch.setitem(sys.modules, "holdfast.server.main", SimpleNamespace(run=run))
@@ -81,10 +82,64 @@ def test_every_setting_of_server_and_engine_is_an_option(holdfast, monkeypatch):
     assert all(f"\n{panel}:\n" in shown for panel in ("Server", "Limits", "Engine", "Logs"))
     for config in (ServerConfig, EngineConfig, ReplicasConfig):
         offered = list(option_fields(config))
-        assert {one.field_name for one in offered} == {one.name for one in fields(config)} - {"model"}
+        assert {one.field_name for one in offered} == {one.name for one in fields(config)} - {
+            "model",
+            "kv_share",
+        }
         for one in offered:
             assert f"--{one.name.replace('_', '-')} " in shown
             assert f"HOLDFAST_{one.name.upper()}" in shown
+
+
+def named(served):
+    return [(one.names, one.engine.model) for one in served.models]
+
+
+@pytest.fixture
+def sharing(monkeypatch):
+    """Models that do not exist take no memory."""
+    plan = lambda opened: ([EngineConfig(), EngineConfig()], "planned")  # noqa: E731
+    monkeypatch.setattr("holdfast.engine.start.share_memory.share_memory", plan)
+
+
+def test_models_are_named_on_the_command_line(holdfast, served, sharing, write, monkeypatch):
+    assert start(holdfast, "--model", "a=x/y=z", "-m", "org/b=w").stdout == "planned\n"
+    assert [one.names for one in served.models] == [("a",), ("org/b",)]
+    start(holdfast, "--config", write("models: [a=x, b=y]\nmodel: z"), "typed")
+    assert named(served) == [((), "typed")]
+    monkeypatch.setenv("HOLDFAST_MODELS", "a=x,b=y")
+    start(holdfast)
+    assert [one.names for one in served.models] == [("a",), ("b",)]
+
+
+def test_single_model_may_be_given_as_an_option(holdfast, served, tmp_path):
+    start(holdfast, "--model", "a=x/y")
+    assert named(served) == [(("a",), "x/y")]
+    start(holdfast, "-m", "x/y", "--served-model-name", "b")
+    assert named(served) == [(("b",), "x/y")]
+    folder = tmp_path / "a=b"
+    folder.mkdir()
+    start(holdfast, "--model", folder)
+    assert named(served) == [((), str(folder))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--model", "a=x", "--model", "a=y"), "two models are named a; name them: --model NAME=MODEL"),
+        (
+            ("--model", "a=x", "--model", "b=y", "--served-model-name", "c"),
+            "served_model_name is for one model",
+        ),
+        (("--model", "a=x", "--model", "b=y", "--replicas", "2"), "replicas serve one model"),
+        (("--model", "=x"), "--model takes MODEL or NAME=MODEL, not '=x'"),
+        (("--model", "a="), "--model takes MODEL or NAME=MODEL"),
+        (("x", "--model", "a=x"), "give MODEL, or --model for each model, not both"),
+        (("x", "y"), "give several as --model NAME=MODEL"),
+    ],
+)
+def test_models_that_cannot_be_served_together_are_refused(holdfast, served, sharing, arguments, says):
+    assert says in " ".join(refused(holdfast, served, *arguments).split())
 
 
 GIVEN = {

@@ -16,6 +16,7 @@ from holdfast.engine.config import EngineConfig
 from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
 from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.telemetry.server_metrics import ServerMetrics
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ def test_every_metric_of_the_board_exists() -> None:
         for target in panel["targets"]
         for name in re.findall(r"holdfast_[a-z_]+", target["expr"])
     }
-    text, _ = Metrics().render("", UNKNOWN_TENANT)
+    text, _ = ServerMetrics({"m": Metrics()}).render("", UNKNOWN_TENANT)
     families = set(re.findall(r"^# TYPE (\S+)", text.decode(), re.MULTILINE))
     assert len(asked) > 15
     for name in asked:

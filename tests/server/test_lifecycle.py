@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, ModelError
-from holdfast.server.config import ServerConfig
+from holdfast.server.config import ModelConfig, ServerConfig
 from holdfast.server.main import run
 from holdfast.text.chat_template import text_parts
 from holdfast.text.tokenizer import open_tokenizer
@@ -128,11 +128,11 @@ def test_bad_address_fails_before_loading(
 ) -> None:
     monkeypatch.setattr("holdfast.server.main.configure_logging", lambda *_, **__: None)
     with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
-        run(ServerConfig(port=0), EngineConfig(model=str(tmp_path)))
+        run(ServerConfig(port=0), [ModelConfig(EngineConfig(model=str(tmp_path)))])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
-            run(ServerConfig(port=port), EngineConfig(model=str(tiny_llama)))
+            run(ServerConfig(port=port), [ModelConfig(EngineConfig(model=str(tiny_llama)))])
 
 
 def listening_port(pid: int) -> int | None:

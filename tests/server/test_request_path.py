@@ -27,13 +27,13 @@ from holdfast.scheduler.request_state import RequestState
 from holdfast.server.api.chat_plan import ChatPlan
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.app import make_app
-from holdfast.server.config import ServerConfig
-from holdfast.server.frontend import Frontend
+from holdfast.server.config import ModelConfig, ServerConfig
 from holdfast.server.ipc import host_main
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort
 from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.requests import RequestTable
+from holdfast.server.served_models import ServedModels
 from holdfast.server.tenants.directory import TenantDirectory
 from holdfast.text.chat_content import TemplateInput
 from support.asgi import scope_of
@@ -157,15 +157,16 @@ class OneEngine:
 def way_to_the_engine(model: Path, stations: list[Station]) -> bytes:
     """The frame with the request, from the frontend."""
     config = ServerConfig()
-    frontend = Frontend(
+    models = ServedModels(
         config,
-        EngineConfig(str(model)),
+        [ModelConfig(EngineConfig(str(model)))],
         TenantDirectory(config),
         lambda *given: cast(Engines, OneEngine(*given)),
     )
+    frontend = models.frontends[0]
     frontend.prompts.max_model_len = READY.max_model_len
     port = cast(OneEngine, frontend.engines).port
-    app = make_app(frontend)
+    app = make_app(models)
 
     async def run() -> None:
         messages = [{"type": "http.request", "body": BODY, "more_body": False}]
@@ -191,7 +192,7 @@ def way_to_the_engine(model: Path, stations: list[Station]) -> bytes:
         await asyncio.gather(answering, return_exceptions=True)
 
     asyncio.run(run())
-    frontend.close()
+    models.close()
     return port.frame
 
 
@@ -228,7 +229,7 @@ def count_returns(stations: list[Station]) -> int:
 
 
 def test_request_takes_the_short_way(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_main, "configure_logging", lambda *_: None)
+    monkeypatch.setattr(host_main, "configure_logging", lambda *_, **__: None)
     here: list[Station] = []
     there: list[Station] = []
     frame = way_to_the_engine(tiny_llama, here)

@@ -65,7 +65,8 @@ class EngineConfig:
     """Settings of one engine. None means: decided by the device or the model.
 
     max_num_seqs, max_pass_tokens, kv_memory, prefix_cache, speculation and spot_check_rate change
-    the speed and never a bit of a deterministic answer.
+    the speed and never a bit of a deterministic answer. kv_share is the default of kv_memory in bytes, if
+    several engines share the device.
     """
 
     model: str | None = None
@@ -163,6 +164,7 @@ class EngineConfig:
         metavar="FILE",
         unset="receipts are sealed, not signed",
     )
+    kv_share: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, os.PathLike):
@@ -263,8 +265,11 @@ def default_kv_bytes() -> int:
 
     Pages cost no memory until they are written.
     """
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(total // 4, 2 << 30)
+    return min(main_memory_bytes() // 4, 2 << 30)
+
+
+def main_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 _GPU_RESERVE = 4 << 30  # for logits, captured graphs and the activations of a large pass

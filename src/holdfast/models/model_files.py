@@ -54,6 +54,12 @@ class ModelFiles:
             {one: _stamp(one) for one in files if any(fnmatch(one.name, known) for known in MODEL_FILES)}
         )
 
+    @property
+    def num_weight_bytes(self) -> int:
+        """The size of the files that have tensors."""
+        files = [one for one in self.stamps if one.suffix in (".safetensors", ".gguf")]
+        return sum(one.stat().st_size for one in files)
+
     def require_unchanged(self) -> None:
         """Raise `BadWeights` if a file changed or was replaced since."""
         for path, stamp in self.stamps.items():

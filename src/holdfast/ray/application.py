@@ -22,8 +22,8 @@ from holdfast.ray.config import ReplicasConfig
 from holdfast.ray.deployment import engine_app
 from holdfast.ray.pool import ReplicaPool
 from holdfast.server.app import make_app
-from holdfast.server.config import ServerConfig
-from holdfast.server.frontend import Frontend
+from holdfast.server.config import ModelConfig, ServerConfig
+from holdfast.server.served_models import ServedModels
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.server.tenants.directory import TenantDirectory
 
@@ -55,23 +55,22 @@ class FrontendReplica:
         configure_logging(server.log_format, server.log_level, secrets=tenants.keys)
         application = serve.get_replica_context().app_name
         fingerprint = replicas.application_fingerprint
-        self._frontend = Frontend(
+        self._models = ServedModels(
             server,
-            engine,
+            [ModelConfig(engine, server.served_model_names)],
             tenants,
             lambda *given: ReplicaPool(application, *given, fingerprint=fingerprint, handle=handle),
         )
-        self._running = asyncio.create_task(self._frontend.engines.run())
+        self._running = asyncio.create_task(self._models.run())
         self._background = [
-            asyncio.create_task(work)
-            for work in (self._frontend.prompts.warm_up(), self._frontend.trim_memory())
+            asyncio.create_task(work) for work in (self._models.warm_up(), self._models.trim_memory())
         ]
-        while not self._frontend.engines.is_ready:
+        while not self._models.frontends[0].engines.is_ready:
             await asyncio.wait((self._running,), timeout=_START_SECONDS)
             self.check_health()
 
     def __serve_build_asgi_app__(self) -> Any:
-        return make_app(self._frontend)
+        return make_app(self._models)
 
     def check_health(self) -> None:
         """Raises if the pool has ended."""
@@ -80,17 +79,17 @@ class FrontendReplica:
             raise EngineStopped(f"the frontend has no engines any more{f': {error}' if error else ''}")
 
     async def __del__(self) -> None:
-        frontend = getattr(self, "_frontend", None)
-        if frontend is None:
+        models = getattr(self, "_models", None)
+        if models is None:
             return
-        frontend.admission.is_open = False
-        frontend.hub.close()
-        frontend.cut_off()
-        await frontend.engines.stop()
+        models.refuse_requests()
+        models.frontends[0].hub.close()
+        models.cut_off()
+        await models.stop()
         await asyncio.wait((self._running,))
         for task in self._background:
             task.cancel()
-        frontend.close()
+        models.close()
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:

@@ -19,7 +19,7 @@ from holdfast.ray.cluster import HeadWatch, cluster, require_resources, show_res
 from holdfast.ray.config import ReplicasConfig
 from holdfast.ray.deployment import ENGINE, engine_app
 from holdfast.ray.pool import ReplicaPool
-from holdfast.server.config import ServerConfig
+from holdfast.server.config import ModelConfig, ServerConfig
 from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.main import run
 
@@ -54,7 +54,7 @@ def serve_replicas(
             wait_for_applications_running=False,
         )
         try:
-            return run(server, engine, connect=connect)
+            return run(server, [ModelConfig(engine, server.served_model_names)], connect=connect)
         finally:
             with contextlib.suppress(Exception):
                 serve.delete(name, _blocking=False)

@@ -34,52 +34,51 @@ from holdfast.server.api.tokenize import token_routes
 from holdfast.server.batches.routes import batch_routes
 from holdfast.server.batches.service import open_service
 from holdfast.server.errors import ApiError
-from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.routes import inspector_router
 from holdfast.server.middleware.body_limits import BodyLimitMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware, add_exception_handlers
 from holdfast.server.middleware.origins import OriginMiddleware
 from holdfast.server.middleware.request_log import RequestLogMiddleware
 from holdfast.server.middleware.tenant import TenantMiddleware
+from holdfast.server.served_models import ServedModels
 
 # Routes that other servers have without /v1, too, with the same bodies and responses. Not /completions and
 # /embeddings: llama.cpp answers those in words of its own.
 _WITHOUT_V1 = ("/v1/chat/completions", "/v1/responses", "/v1/responses/input_tokens", "/v1/models")
 
 
-def make_app(frontend: Frontend) -> FastAPI:
-    app = make_documented_app(with_keys=frontend.config.has_keys)
+def make_app(models: ServedModels) -> FastAPI:
+    config = models.config
+    app = make_documented_app(with_keys=config.has_keys)
     for routes in (
-        info_routes(frontend),
-        chat_routes(frontend),
-        completion_routes(frontend),
-        responses_routes(frontend),
-        message_routes(frontend),
-        embedding_routes(frontend),
-        token_routes(frontend),
-        score_routes(frontend),
-        replay_routes(frontend),
-        continuation_routes(frontend),
-        batch_routes(frontend),
+        info_routes(models),
+        chat_routes(models),
+        completion_routes(models),
+        responses_routes(models),
+        message_routes(models),
+        embedding_routes(models),
+        token_routes(models),
+        score_routes(models),
+        replay_routes(models),
+        continuation_routes(models),
+        batch_routes(models),
     ):
         app.include_router(routes)
         _serve_without_v1(app, routes)
     for path, why in answers("routes").items():
         _refuse(app, path, why)
-    if frontend.config.has_inspector:
-        app.include_router(inspector_router(frontend.hub, frontend.config.send_timeout))
+    if config.has_inspector:
+        app.include_router(inspector_router(lambda name: models.find_all(name)[0].hub, config.send_timeout))
     app.user_middleware[:] = [
-        Middleware(RequestLogMiddleware, frontend.tenants, frontend.metrics.refused, frontend.count_request),
-        Middleware(OriginMiddleware, frontend.config),
+        Middleware(RequestLogMiddleware, models.tenants, models.metrics.refused, models.count_request),
+        Middleware(OriginMiddleware, config),
         Middleware(ExceptionMiddleware),
-        Middleware(TenantMiddleware, frontend.tenants),
-        Middleware(BodyLimitMiddleware, frontend.config),
+        Middleware(TenantMiddleware, models.tenants),
+        Middleware(BodyLimitMiddleware, config),
     ]
     add_exception_handlers(app)
-    if frontend.config.files_dir is not None:
-        frontend.batches = open_service(
-            frontend, app, frontend.config.files_dir, frontend.config.max_files_bytes
-        )
+    if config.files_dir is not None:
+        models.batches = open_service(models, app, config.files_dir, config.max_files_bytes)
     app.router.redirect_slashes = False  # a redirect would repeat the Host header
     return app
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Literal
 
 from holdfast.core.options import check_choices, option
+from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.server.reasoning.formats import ReasoningParserName
 from holdfast.server.tenants.addresses import is_loopback, parse_proxies
@@ -163,6 +164,14 @@ class ServerConfig:
     @property
     def has_keys(self) -> bool:
         return bool(self.api_keys) or self.key_file is not None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One model of a server. names: in requests, by default its own; responses have the first."""
+
+    engine: EngineConfig
+    names: tuple[str, ...] = ()
 
 
 def is_valid_key(key: str) -> bool:

@@ -1,20 +1,17 @@
-"""What all routes share: engines, tokenizer, admission, metrics, and the running calls.
+"""One model as the routes see it: engines, tokenizer, admission, metrics, and the running calls.
 
-`main.HttpServer` serves it over HTTP, `holdfast.ray` behind Ray's proxy.
+`served_models.ServedModels` has one for each model of a server.
 """
 
 import asyncio
 import contextlib
-import ctypes
-import gc
 import logging
 import time
 from asyncio import CancelledError
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from holdfast.core.cancel_token import CancelToken
@@ -24,63 +21,61 @@ from holdfast.errors import EngineStopped, NotReady
 from holdfast.models.locate import locate
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
-from holdfast.server.errors import ApiError, to_api_error
-from holdfast.server.http.body import is_small, parse_body
+from holdfast.server.errors import to_api_error
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.ipc.engine_port import EngineCallbacks
-from holdfast.server.ipc.engines import Engines, not_ready
+from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.messages import FingerprintReady, Ready
-from holdfast.server.middleware.request_log import AccessLogEntry, use_request_id
+from holdfast.server.middleware.request_log import AccessLogEntry
 from holdfast.server.prompts import PromptReader
 from holdfast.server.reasoning.chat_format import choose_chat_format
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Operation, open_traces
-from holdfast.server.tenants.admission import Admission
-from holdfast.server.tenants.directory import TenantDirectory
+from holdfast.server.tenants.admission import Admission, RateLimits
 from holdfast.server.tenants.tenant import Tenant, tenant_of
 from holdfast.server.tenants.work_queue import Work
 from holdfast.text.chat_template import text_parts
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.version import __version__
 
-if TYPE_CHECKING:
-    from holdfast.server.batches.service import BatchService
-
 _log = logging.getLogger("holdfast.server")
 _INLINE_BYTES = 4096
-_TRIM_SECONDS = 5.0
+_GIVEN_UP_SECONDS = 60  # until clients may ask again for a model that was given up
 _CLIENT_LEFT = ("client_left", 499)  # its error and status in traces
 
 Connect = Callable[[ServerConfig, EngineConfig, EngineCallbacks], Engines]
 T = TypeVar("T")
-M = TypeVar("M", bound=BaseModel)
 
 
 class Frontend:
-    """One server without its HTTP server. Made in any thread, run in one event loop.
+    """One model of a server. Made in any thread, run in one event loop.
 
-    names are the model's names; responses use the first. connect finds the engine or engines.
+    connect finds the engine or engines. names: the model's names, by default its own; responses use the
+    first. rates: the limits per minute, which the models of a server share. is_alone: the server has no other.
     """
 
     def __init__(
         self,
         config: ServerConfig,
         engine: EngineConfig,
-        tenants: TenantDirectory,
         connect: Connect,
         progress: ShowProgress = lambda stage, done, total: None,
+        *,
+        names: Sequence[str] = (),
+        rates: RateLimits | None = None,
+        is_alone: bool = True,
     ) -> None:
         self.config = config
         self.engine = engine
-        self.tenants = tenants
         self.defaults = engine.request_defaults
         self.metrics = Metrics()
         self.traces = open_traces(config.otlp_endpoint)
-        self.admission = Admission(config.max_waiting)
+        self.admission = Admission(config.max_waiting, rates=rates)
         located = locate(engine.model)
         self.about = located.about  # what to expect of a built-in demo model
-        self.names = config.served_model_names or (located.name,)
+        self.names = tuple(names) or (located.name,)
+        self.what = "the engine" if is_alone else f"the model `{self.model}`"
         tokenizer = open_tokenizer(located.path).adapted(
             engine.chat_template, controls_in_content=engine.allow_special_tokens_in_content
         )
@@ -92,6 +87,7 @@ class Frontend:
         self.load_seconds = 0.0  # of the last start
         self.start_up = StartUpStage("")  # of an engine that is not ready yet
         self.num_begun = 0  # calls, since the start
+        self.is_given_up = False  # no engine process is started any more
         self._calls: set[Call] = set()
         self._other_text = ""  # says that the engine has another tokenizer or template
         self.on_ready: Callable[[], None] = lambda: None
@@ -111,7 +107,6 @@ class Frontend:
             on_crash=self.metrics.crashed.inc,
         )
         self.engines = connect(config, engine, callbacks)
-        self.batches: BatchService | None = None  # with --files-dir; `make_app` opens it
 
     def close(self) -> None:
         self.prompts.close()
@@ -129,23 +124,26 @@ class Frontend:
             raise NotReady(self._other_text)
         requests = self.engines.requests
         if requests.ready is None or not requests.is_open:
-            raise not_ready(self.engines.retry_after)
+            raise self.not_ready
         return requests.ready
+
+    @property
+    def not_ready(self) -> NotReady:
+        """Return the error for requests while no engine is ready."""
+        if self.is_given_up:
+            return NotReady(
+                f"{self.what} failed too often; see the server's log", retry_after=_GIVEN_UP_SECONDS
+            )
+        return NotReady(f"{self.what} is not ready yet; ask again", retry_after=self.engines.retry_after)
 
     @property
     def num_calls(self) -> int:
         return len(self._calls)
 
-    def require_model(self, name: str | None) -> None:
-        if name is not None and name not in self.names:
-            shown = name if name.isprintable() and len(name) <= 80 else f"{name[:80]!r}..."
-            raise ApiError(
-                404,
-                f"The model `{shown}` does not exist; this server serves {', '.join(self.names)}. Its operator can "
-                "name it otherwise: --served-model-name.",
-                param="model",
-                code="model_not_found",
-            )
+    @property
+    def places(self) -> Iterator[tuple[Tenant, int, int]]:
+        """Yield the tenant of each call, and how many of its answers run and wait."""
+        return ((call.tenant, *call.num_answers) for call in self._calls)
 
     @asynccontextmanager
     async def call(
@@ -199,21 +197,6 @@ class Frontend:
                     self.traces.record(request.headers, self.model, call)
                 call.close()
 
-    async def read_body(self, request: Request, model: type[M]) -> M:
-        """The body of a request, which may name the served model and a request id. A large one is parsed in the
-        client's turn."""
-        raw = await request.body()
-        if is_small(raw):
-            body = parse_body(raw, model)
-        else:
-            parsing = self.prompts.parse(
-                tenant_of(request).id, lambda token: parse_body(raw, model), size=len(raw)
-            )
-            body = await run_until_disconnect(request, parsing)
-        use_request_id(request, getattr(body, "request_id", None))
-        self.require_model(getattr(body, "model", None))
-        return body
-
     async def prepare(self, request: Request, work: Work[T]) -> T:
         """As `run`, but work of a small body is done at once."""
         if len(await request.body()) <= _INLINE_BYTES:
@@ -229,21 +212,6 @@ class Frontend:
         """The engine's fingerprint. Waits until the weights are hashed."""
         _ = self.ready
         return await self.engines.requests.wait_for_fingerprint()
-
-    def count_request(self, tenant: Tenant, entry: AccessLogEntry) -> None:
-        self.metrics.tenants.ended(
-            tenant,
-            refusal=entry.error if entry.status >= 400 else None,
-            num_prompt_tokens=entry.prompt_tokens or 0,
-            num_generated_tokens=entry.completion_tokens or 0,
-        )
-
-    def render_metrics(self, request: Request) -> tuple[bytes, str]:
-        """The metrics that this client may see, with their content type. Without keys there is one
-        series, and all see it."""
-        self.metrics.replicas = self.engines.replicas
-        self.metrics.tenants.set_places((call.tenant, *call.num_answers) for call in self._calls)
-        return self.metrics.render(request.headers.get("accept", ""), tenant_of(request))
 
     def cut_off(self, reason: str = "the server is going down", code: str = "shutting_down") -> None:
         """End every running call."""
@@ -267,17 +235,6 @@ class Frontend:
         access.completion_tokens = metrics.num_generated
         if metrics.first_token_seconds is not None:
             access.first_token_ms = 1e3 * metrics.first_token_seconds
-
-    async def trim_memory(self) -> None:
-        """Give memory back once no call runs. glibc keeps freed memory for later; elsewhere do nothing."""
-        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        num_seen = 0
-        while malloc_trim is not None:
-            await asyncio.sleep(_TRIM_SECONDS)
-            if not self.num_calls and self.num_begun > num_seen:
-                num_seen = self.num_begun
-                gc.collect()
-                await asyncio.to_thread(malloc_trim, 0)
 
     def _set_limits(self) -> None:
         """The engines that are ready decide how much runs at once."""

@@ -27,13 +27,14 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.server.app import make_app
-from holdfast.server.config import ServerConfig
+from holdfast.server.config import ModelConfig, ServerConfig
 from holdfast.server.frontend import Connect, Frontend
 from holdfast.server.http.protocol import HttpProtocol
 from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.engine_process import COMMAND, EngineProcess
 from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.requests import RequestTable
+from holdfast.server.served_models import ServedModels
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.server.tenants.addresses import is_loopback
 from holdfast.server.tenants.directory import TenantDirectory
@@ -52,7 +53,7 @@ T = TypeVar("T")
 
 def run(
     server: ServerConfig,
-    engine: EngineConfig,
+    models: Sequence[ModelConfig],
     *,
     progress: ShowProgress = lambda stage, done, total: None,
     command: Sequence[str] = COMMAND,
@@ -80,8 +81,8 @@ def run(
                     "no --trusted-proxy is given: slow clients can take all %d connections; see docs/nginx.conf",
                     server.max_connections,
                 )
-        frontend = Frontend(server, engine, tenants, connect, progress)
-        return run_event_loop(HttpServer(frontend, listening).run_to_end())
+        served = ServedModels(server, models, tenants, connect, progress)
+        return run_event_loop(HttpServer(served, listening).run_to_end())
 
 
 def _one_process(
@@ -98,16 +99,16 @@ def _one_process(
 
 
 class HttpServer(uvicorn.Server):
-    """A frontend behind uvicorn, from start to end."""
+    """Models behind uvicorn, from start to end."""
 
-    def __init__(self, frontend: Frontend, listening: socket.socket) -> None:
-        self.frontend = frontend
+    def __init__(self, models: ServedModels, listening: socket.socket) -> None:
+        self.models = models
         self.listening = listening
         super().__init__(
             uvicorn.Config(
-                make_app(frontend),
+                make_app(models),
                 http=HttpProtocol,
-                limit_concurrency=frontend.config.max_connections,
+                limit_concurrency=models.config.max_connections,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -115,11 +116,13 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 backlog=_BACKLOG,
                 proxy_headers=False,  # a client could forge the address in the log
-                timeout_keep_alive=frontend.config.keep_alive_timeout,  # type: ignore[arg-type]  # a float works
+                timeout_keep_alive=models.config.keep_alive_timeout,  # type: ignore[arg-type]  # a float works
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
             )
         )
-        frontend.on_ready = self._say_ready
+        for one in models.frontends:
+            one.on_ready = partial(self._say_ready, one)
+        self._said_ready = False
         self._signals = 0
         self._signalled = asyncio.Event()
 
@@ -134,22 +137,23 @@ class HttpServer(uvicorn.Server):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
-        say(f"Listening on {self.url}; loading {self.frontend.model} ...")
-        if self.frontend.about is not None:
-            say(self.frontend.about)
+        frontends = self.models.frontends
+        say(f"Listening on {self.url}; loading {', '.join(one.model for one in frontends)} ...")
+        for about in [one.about for one in frontends if one.about is not None]:
+            say(about)
         tasks = [
             asyncio.create_task(work)
             for work in (
                 self.serve(sockets=[self.listening]),
-                self.frontend.engines.run(),
-                self.frontend.trim_memory(),
+                self.models.run(),
+                self.models.trim_memory(),
                 self._signalled.wait(),
-                self.frontend.prompts.warm_up(),
+                self.models.warm_up(),
             )
         ]
         serving, supervising, _, signalled, _ = tasks
-        if self.frontend.batches is not None:
-            self.frontend.batches.start()
+        if self.models.batches is not None:
+            self.models.batches.start()
         try:
             await asyncio.wait((serving, supervising, signalled), return_when=asyncio.FIRST_COMPLETED)
             for task in (serving, supervising):
@@ -172,59 +176,67 @@ class HttpServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         """Refuse new requests and wait for the running ones, up to the drain timeout. Batches stop at once."""
-        self.frontend.admission.is_open = False
-        if self.frontend.batches is not None:
-            await self.frontend.batches.stop()
+        self.models.refuse_requests()
+        if self.models.batches is not None:
+            await self.models.batches.stop()
         self._signalled.clear()
-        if self.frontend.num_calls:
-            _log.info("draining: %d requests are running", self.frontend.num_calls)
-        until = time.monotonic() + self.frontend.config.drain_timeout
-        while self.frontend.num_calls and time.monotonic() < until and self._signals < 2:
+        if self.models.num_calls:
+            _log.info("draining: %d requests are running", self.models.num_calls)
+        until = time.monotonic() + self.models.config.drain_timeout
+        while self.models.num_calls and time.monotonic() < until and self._signals < 2:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._signalled.wait(), 0.05)
-        if self.frontend.num_calls:
-            _log.warning("%d requests are cut off", self.frontend.num_calls)
-            self.frontend.cut_off()
+        if self.models.num_calls:
+            _log.warning("%d requests are cut off", self.models.num_calls)
+            self.models.cut_off()
             until = time.monotonic() + _CUT_OFF_SECONDS
-            while self.frontend.num_calls and time.monotonic() < until:
+            while self.models.num_calls and time.monotonic() < until:
                 await asyncio.sleep(0.02)
 
     async def _shut_down(self, serving: "asyncio.Task[Any]", tasks: "list[asyncio.Task[Any]]") -> None:
-        self.frontend.admission.is_open = False
-        if self.frontend.batches is not None:
-            await self.frontend.batches.stop()
-        self.frontend.hub.close()
+        self.models.refuse_requests()
+        if self.models.batches is not None:
+            await self.models.batches.stop()
+        for one in self.models.frontends:
+            one.hub.close()
         self.should_exit = True
-        await self.frontend.engines.stop()
+        await self.models.stop()
         with contextlib.suppress(Exception):
             await serving
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.frontend.close()
+        self.models.close()
 
     def _on_signal(self) -> None:
         self._signals += 1
         self._signalled.set()
         if self._signals > 1:  # do not wait for anything any more
-            self.frontend.cut_off()
-            self.frontend.engines.kill()
+            self.models.cut_off()
+            for one in self.models.frontends:
+                one.engines.kill()
             self.force_exit = True
 
     def _reload_keys(self) -> None:
         """Requests that run keep the limits they were admitted with."""
-        if self.frontend.config.key_file is None:
+        if self.models.config.key_file is None:
             _log.warning("SIGHUP is ignored: there is no --key-file to read again; SIGTERM ends the server")
             return
-        old = self.frontend.tenants.keys
-        if self.frontend.tenants.reload():
-            secrets = tuple({*old, *self.frontend.tenants.keys})
-            config = self.frontend.config
+        old = self.models.tenants.keys
+        if self.models.tenants.reload():
+            secrets = tuple({*old, *self.models.tenants.keys})
+            config = self.models.config
             configure_logging(config.log_format, config.log_level, secrets=secrets)
 
-    def _say_ready(self) -> None:
-        page = f"open {self.url} to see it work; " if self.frontend.config.has_inspector else ""
-        say(f"Ready after {self.frontend.load_seconds:.1f} s: {page}OpenAI clients use {self.url}/v1")
+    def _say_ready(self, frontend: Frontend) -> None:
+        """Say that a model is ready; of several, when the last one is, that the server is."""
+        loads = [one.load_seconds for one in self.models.frontends]
+        if self.models.has_several:
+            say(f"The model {frontend.model} is ready after {frontend.load_seconds:.1f} s")
+        if all(loads) and not (self.models.has_several and self._said_ready):
+            self._said_ready = True
+            page = f"open {self.url} to see it work; " if self.models.config.has_inspector else ""
+            say(f"Ready after {max(loads):.1f} s: {page}OpenAI clients use {self.url}/v1")
 
 
 def run_event_loop(main: Coroutine[Any, Any, T]) -> T:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from holdfast.core.cancel_token import CancelToken
 from holdfast.errors import PromptTooLong
 from holdfast.server.reasoning.chat_format import ChatFormat, choose_chat_format
-from holdfast.server.tenants.work_queue import SHORT_SECONDS, Work, WorkQueue
+from holdfast.server.tenants.work_queue import Work, WorkQueue
 from holdfast.text.chat_content import TemplateInput, render_conversation
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.special_tokens import Span
@@ -23,7 +23,6 @@ _INLINE_CHARS = 512
 _MAX_UNWRITTEN = 1 << 20  # characters a template may read without writing them to the prompt
 _SECONDS_PER_BYTE = 1e-6  # tokenising, roughly
 _BASE_SECONDS = 0.001
-_PARSE_SECONDS_PER_BYTE = 4e-8
 
 T = TypeVar("T")
 
@@ -39,8 +38,6 @@ class PromptReader:
         self._longest_token: int | None = None
         workers = max(2, (os.cpu_count() or 1) // 2)
         self._work = WorkQueue("holdfast-work", workers=workers, max_per_client=workers // 2)
-        # Parsing holds the GIL for up to a tenth of a second; two thirds of the time remain for the event loop.
-        self._parsing = WorkQueue("holdfast-json", workers=1, rest=2.0)
 
     async def warm_up(self) -> None:
         """Do now what the first prompt would wait for."""
@@ -56,17 +53,12 @@ class PromptReader:
 
     def close(self) -> None:
         self._work.close()
-        self._parsing.close()
         self.template.close()
 
     async def run(self, client: str, work: Work[T], *, size: int) -> T:
         """Do work in the client's turn. If this task is cancelled, so is the work. size: of its input, in bytes
         or characters."""
         return await self._work.run(client, work, cost=_BASE_SECONDS + size * _SECONDS_PER_BYTE)
-
-    async def parse(self, client: str, work: Work[T], *, size: int) -> T:
-        """Parse a large body in the client's turn. All are long work, so that one is parsed at a time."""
-        return await self._parsing.run(client, work, cost=SHORT_SECONDS + size * _PARSE_SECONDS_PER_BYTE)
 
     async def encode(
         self, text: str, *, client: str, add_special_tokens: bool = True, whole: bool = False

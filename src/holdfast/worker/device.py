@@ -60,6 +60,23 @@ def compute_capability(device: str, kernels: str) -> tuple[int, int] | None:
     return None if any(failures) else (values[0].value, values[1].value)
 
 
+def unused_gpu_bytes(device: str) -> int:
+    """Return the free bytes of a GPU, as the driver says. Its context is opened and given back."""
+    handle, context, free, total = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+    driver = ctypes.CDLL(_DRIVER)
+    failures = [
+        driver.cuInit(0),
+        driver.cuDeviceGet(ctypes.byref(handle), int(device.partition(":")[2] or 0)),
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle),
+        driver.cuCtxSetCurrent(context),
+        driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)),
+        driver.cuDevicePrimaryCtxRelease_v2(handle),
+    ]
+    if any(failures):
+        raise ConfigError(f"the free memory of the GPU cannot be read (device {device})")
+    return free.value
+
+
 def open_context(device: str) -> None:
     """Open the context of this GPU, so that torch finds it open. It takes a part of a second."""
     handle, context = ctypes.c_int(), ctypes.c_void_p()

@@ -93,7 +93,7 @@ class Process:
 @pytest.fixture(autouse=True)
 def no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """`configure_logging` would change the whole test process."""
-    monkeypatch.setattr(host_main, "configure_logging", lambda *_: None)
+    monkeypatch.setattr(host_main, "configure_logging", lambda *_, **__: None)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from holdfast.core.results import Delta, Stats, Thought
 from holdfast.engine.status import STEP_SIZES, EngineCounters, EngineStatus
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.request_metrics import TokenHistogram
+from holdfast.server.telemetry.server_metrics import ServerMetrics
 from holdfast.server.tenants.tenant import address_tenant, key_tenant
 
 DOCS = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -40,11 +41,22 @@ def metrics(clock):
     return Metrics(clock)
 
 
+@pytest.fixture
+def server(metrics):
+    return ServerMetrics({"m": metrics})
+
+
+def render(metrics, *arguments):
+    """The text of a server's metrics, or of those of a single model."""
+    server = metrics if isinstance(metrics, ServerMetrics) else ServerMetrics({"m": metrics})
+    return server.render(*arguments)
+
+
 def read(metrics, name, **labels):
     """One sample of the rendered text, or None."""
     found = [
         sample.value
-        for family in text_string_to_metric_families(metrics.render()[0].decode())
+        for family in text_string_to_metric_families(render(metrics)[0].decode())
         for sample in family.samples
         if sample.name == f"holdfast_{name}" and sample.labels == labels
     ]
@@ -58,7 +70,7 @@ def of_request(metrics, name, deterministic="false", **labels):
 
 def test_every_metric_is_documented_and_begins_at_0(metrics):
     """So that rates begin at 0, too. Series of codes and of tenants begin with their first value."""
-    families = list(text_string_to_metric_families(metrics.render()[0].decode()))
+    families = list(text_string_to_metric_families(render(metrics)[0].decode()))
     samples = {sample.name for family in families for sample in family.samples}
     names = {f"{one.name}{'_total' * (one.type == 'counter')}" for one in families}
     documented = set(re.findall(r"holdfast_\w+", DOCS.read_text()))
@@ -76,10 +88,10 @@ def test_every_engine_counter_is_exported():
     numbers = [one.name for one in fields(EngineCounters) if one.type is int]
     changes += [{"counters": EngineCounters(**{name: 7})} for name in numbers]
     metrics = Metrics()
-    before = metrics.render()[0]
+    before = render(metrics)[0]
     for change in changes:
         metrics.update(replace(IDLE, **change))
-        after = metrics.render()[0]
+        after = render(metrics)[0]
         assert after != before, change
         before = after
 
@@ -95,7 +107,7 @@ def test_engine_steps_are_counted_by_their_tokens(metrics):
     name = "iteration_tokens_total"
     assert read(metrics, f"{name}_sum") == 2 * 73
     assert [read(metrics, f"{name}_bucket", le=le) for le in ("1.0", "8.0", "64.0", "128.0")] == [2, 4, 4, 6]
-    assert b"holdfast_iteration_tokens_total_count 6" in metrics.render("application/openmetrics-text")[0]
+    assert b"holdfast_iteration_tokens_total_count 6" in render(metrics, "application/openmetrics-text")[0]
 
 
 # One request
@@ -162,9 +174,9 @@ def test_failed_request_is_counted_by_its_code(metrics):
     assert of_request(metrics, "generation_tokens_total") == 2
 
 
-def test_error_before_the_body_is_read_is_counted(metrics):
-    metrics.refused("invalid_api_key")
-    assert of_request(metrics, "request_errors_total", "unknown", code="invalid_api_key") == 1
+def test_error_before_the_body_is_read_is_counted(server):
+    server.refused("invalid_api_key")
+    assert of_request(server, "request_errors_total", "unknown", code="invalid_api_key") == 1
 
 
 def test_stats_are_summed(metrics):
@@ -231,7 +243,7 @@ def test_smaller_engine_counter_means_a_restart(metrics):
 
 
 def test_plain_text_has_no_created_samples(metrics):
-    text, kind = metrics.render("text/plain;version=0.0.4, */*")
+    text, kind = render(metrics, "text/plain;version=0.0.4, */*")
     assert kind.startswith("text/plain; version=0.0.4")
     assert b"_created" not in text
     assert b"# TYPE holdfast_generation_tokens_total counter" in text
@@ -239,7 +251,9 @@ def test_plain_text_has_no_created_samples(metrics):
 
 @pytest.mark.parametrize("version", ["1.0.0", "0.0.1", "abc", "999.1"])
 def test_openmetrics_by_accept_header(metrics, version):
-    text, kind = metrics.render(f"text/html, application/openmetrics-text;version={version};q=0.9, */*;q=0.1")
+    text, kind = render(
+        metrics, f"text/html, application/openmetrics-text;version={version};q=0.9, */*;q=0.1"
+    )
     assert kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert text.endswith(b"# EOF\n")
     assert b"# TYPE holdfast_generation_tokens counter" in text
@@ -259,32 +273,32 @@ def test_thoughts_are_counted_by_kind(metrics):
 ALICE, BOB, ADMIN = key_tenant("alice"), key_tenant("bob"), key_tenant("root", is_admin=True)
 
 
-def test_tenants_are_labelled_by_the_names_of_their_keys(metrics):
+def test_tenants_are_labelled_by_the_names_of_their_keys(server):
     for address in ("192.0.2.1", "192.0.2.2"):
-        metrics.tenants.ended(
+        server.tenants.ended(
             address_tenant(address), refusal="invalid_api_key", num_prompt_tokens=0, num_generated_tokens=0
         )
-    metrics.tenants.ended(ALICE, refusal=None, num_prompt_tokens=7, num_generated_tokens=3)
-    metrics.tenants.set_places([(ALICE, 2, 1), (ALICE, 0, 4), (BOB, 1, 0)])
-    assert read(metrics, "tenant_requests_total", tenant="alice") == 1
-    assert read(metrics, "tenant_prompt_tokens_total", tenant="alice") == 7
-    assert read(metrics, "tenant_generation_tokens_total", tenant="alice") == 3
-    assert read(metrics, "tenant_requests_refused_total", tenant="anonymous", code="invalid_api_key") == 2
-    assert read(metrics, "tenant_num_requests_running", tenant="alice") == 2
-    assert read(metrics, "tenant_num_requests_waiting", tenant="alice") == 5
-    metrics.tenants.set_places([])
-    assert read(metrics, "tenant_num_requests_running", tenant="bob") == 0
-    assert "192.0.2" not in metrics.render()[0].decode()
+    server.tenants.ended(ALICE, refusal=None, num_prompt_tokens=7, num_generated_tokens=3)
+    server.tenants.set_places([(ALICE, 2, 1), (ALICE, 0, 4), (BOB, 1, 0)])
+    assert read(server, "tenant_requests_total", tenant="alice") == 1
+    assert read(server, "tenant_prompt_tokens_total", tenant="alice") == 7
+    assert read(server, "tenant_generation_tokens_total", tenant="alice") == 3
+    assert read(server, "tenant_requests_refused_total", tenant="anonymous", code="invalid_api_key") == 2
+    assert read(server, "tenant_num_requests_running", tenant="alice") == 2
+    assert read(server, "tenant_num_requests_waiting", tenant="alice") == 5
+    server.tenants.set_places([])
+    assert read(server, "tenant_num_requests_running", tenant="bob") == 0
+    assert "192.0.2" not in render(server)[0].decode()
 
 
-@pytest.mark.parametrize("accept", ["", "application/openmetrics-text"], ids=["plain", "openmetrics"])
-def test_tenant_sees_its_own_series_only(metrics, accept):
+@pytest.mark.parametrize("accept", ["", "application/openserver-text"], ids=["plain", "openserver"])
+def test_tenant_sees_its_own_series_only(server, accept):
     for tenant in (ALICE, BOB):
-        metrics.tenants.ended(tenant, refusal="x", num_prompt_tokens=1, num_generated_tokens=1)
-    metrics.tenants.set_places([(ALICE, 1, 1), (BOB, 1, 1)])
-    shown = metrics.render(accept, ALICE)[0].decode()
+        server.tenants.ended(tenant, refusal="x", num_prompt_tokens=1, num_generated_tokens=1)
+    server.tenants.set_places([(ALICE, 1, 1), (BOB, 1, 1)])
+    shown = render(server, accept, ALICE)[0].decode()
     assert 'tenant="alice"' in shown and "bob" not in shown
-    everything = metrics.render(accept, ADMIN)[0].decode()
+    everything = render(server, accept, ADMIN)[0].decode()
     assert 'tenant="alice"' in everything and 'tenant="bob"' in everything
 
 

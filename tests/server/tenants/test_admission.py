@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import TooBusy
 from holdfast.server.errors import ApiError, to_api_error
-from holdfast.server.tenants.admission import Admission
+from holdfast.server.tenants.admission import Admission, RateLimits
 from holdfast.server.tenants.rate_limits import TokenBucket
 from holdfast.server.tenants.tenant import Tenant, TenantLimits, address_tenant, key_tenant
 
@@ -172,3 +172,13 @@ def test_a_bucket_never_holds_more_than_a_minute() -> None:
     assert bucket.level == 60
     bucket.take(61)
     assert bucket.seconds_until(0) == 1 and bucket.seconds_until(1) == 2
+
+
+def test_models_of_a_server_share_the_limits_per_minute() -> None:
+    rates = RateLimits(Clock())
+    one, other = Admission(8, rates=rates), Admission(8, rates=rates)
+    tenant = limited(requests_per_minute=2)
+    for admission in (one, other):
+        with admission.admit(1, tenant):
+            pass
+    assert refusal(other, 1, tenant).code == "requests_per_minute_exceeded"

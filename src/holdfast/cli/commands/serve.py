@@ -1,5 +1,6 @@
 """`holdfast serve`: start a server; options from the command line, the environment, a file."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,11 +10,12 @@ import typer
 from holdfast.cli.console import require_packages
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.config_file import load_config_file
-from holdfast.cli.options.groups import grouped
+from holdfast.cli.options.groups import given_options, grouped, several
+from holdfast.core.sampling_params import show
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.ray.config import ReplicasConfig
-from holdfast.server.config import ServerConfig
+from holdfast.server.config import ModelConfig, ServerConfig
 
 PREFIX = "HOLDFAST"
 COMMAND_SETTINGS = {"context_settings": {"auto_envvar_prefix": PREFIX, "allow_extra_args": True}}
@@ -30,6 +32,17 @@ def serve(
         typer.Argument(
             help=o.MODEL_HELP,
             envvar=f"{PREFIX}_MODEL",
+        ),
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A model to serve: NAME=MODEL, or MODEL by its own name. Repeat the option to serve several, each in "
+            "an engine process of its own.",
+            metavar="NAME=MODEL",
+            rich_help_panel="Server",
         ),
     ] = None,
     config: Annotated[
@@ -52,15 +65,65 @@ def serve(
     file. SIGTERM ends the server after the running requests.
     """
     if context.args:  # not shown, because it may be a key
-        raise ConfigError("only one MODEL can be served; repeat an option that takes several values")
+        raise ConfigError("MODEL is one model; give several as --model NAME=MODEL, one option for each")
     require_packages(*_PACKAGES, extra="server", what="the server")
-    engine = replace(engine, model=model)
-    o.open_model(engine)
+    served = _models(context, model, several("models", models, context), server, engine)
     if replicas.is_pool:
+        if len(served) > 1:
+            raise ConfigError("replicas serve one model; start a server for each, or leave out --replicas")
+        o.open_model(served[0].engine)
         require_packages("ray", extra="ray", what="--replicas")
         from holdfast.ray.serve_replicas import serve_replicas
 
-        raise typer.Exit(serve_replicas(server, engine, replicas))
+        server = replace(server, served_model_names=served[0].names)
+        raise typer.Exit(serve_replicas(server, served[0].engine, replicas))
     from holdfast.server.main import run
 
-    raise typer.Exit(run(server, engine))
+    raise typer.Exit(run(server, _opened(served)))
+
+
+def _models(
+    context: typer.Context,
+    model: str | None,
+    models: Sequence[str],
+    server: ServerConfig,
+    engine: EngineConfig,
+) -> list[ModelConfig]:
+    """Return the models to serve. What is on the command line counts."""
+    typed = given_options(context, ("model", "models"))
+    if model is not None and models and len(typed) != 1:
+        raise ConfigError("give MODEL, or --model for each model, not both")
+    if not models or typed == ["MODEL"]:
+        return [ModelConfig(replace(engine, model=model), server.served_model_names)]
+    served = [_named(one, engine) for one in models]
+    if len(served) == 1:
+        return [replace(served[0], names=server.served_model_names or served[0].names)]
+    if server.served_model_names:
+        raise ConfigError("served_model_name is for one model; name several as --model NAME=MODEL")
+    return served
+
+
+def _named(text: str, engine: EngineConfig) -> ModelConfig:
+    """Return the model of a `NAME=MODEL`, or of a `MODEL`."""
+    name, equals, model = text.partition("=")
+    if not equals or Path(text).expanduser().exists():
+        return ModelConfig(replace(engine, model=text))
+    if not name.strip() or not model.strip() or not name.isprintable():
+        raise ConfigError(f"--model takes MODEL or NAME=MODEL, not {show(text)}")
+    return ModelConfig(replace(engine, model=model), (name,))
+
+
+def _opened(models: list[ModelConfig]) -> list[ModelConfig]:
+    """Return the models with their parts of the memory, after their files are checked."""
+    opened = [o.open_model(one.engine) for one in models]
+    if len(models) == 1:
+        return models
+    from holdfast.engine.start.share_memory import share_memory
+    from holdfast.models.locate import locate
+
+    names = [one.names or (locate(one.engine.model).name,) for one in models]
+    if twice := {one for one in names if names.count(one) > 1}:
+        raise ConfigError(f"two models are named {min(twice)[0]}; name them: --model NAME=MODEL")
+    engines, plan = share_memory(opened)
+    typer.echo(plan)
+    return [ModelConfig(engine, each) for engine, each in zip(engines, names, strict=True)]

@@ -167,11 +167,11 @@ def _value(one: OptionField, value: Any, context: typer.Context) -> Any:
     if one.option.file_chars:
         return None if value is None else _read_text(value, one)
     if one.type == tuple[str, ...]:
-        return _several(one.name, value, context)
+        return several(one.name, value, context)
     return value
 
 
-def _several(name: str, values: list[str] | None, context: typer.Context) -> tuple[str, ...]:
+def several(name: str, values: list[str] | None, context: typer.Context) -> tuple[str, ...]:
     """Return the values of a repeated option. In the environment one variable has them all, with commas."""
     if values and _source(context, name) == "ENVIRONMENT":
         values = [part for value in values for part in value.split(",") if part]

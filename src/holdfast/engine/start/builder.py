@@ -365,6 +365,8 @@ class _Builder:
         """Return the bytes for KV pages and recurrent states."""
         if self.config.kv_memory is not None:
             return parse_bytes(self.config.kv_memory)
+        if self.config.kv_share is not None:
+            return self.config.kv_share
         on_gpu = self.device.type == "cuda"
         return default_gpu_kv_bytes(free_memory(self.device)) if on_gpu else default_kv_bytes()
 

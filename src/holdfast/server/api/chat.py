@@ -23,10 +23,11 @@ from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.errors import ApiError, invalid_value
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import KEEP_ALIVE, end_with_error
+from holdfast.server.served_models import ServedModels
 from holdfast.server.tools.deltas import merge_deltas
 
 
-def chat_routes(frontend: Frontend) -> APIRouter:
+def chat_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["completions"])
 
     @router.post(
@@ -35,9 +36,9 @@ def chat_routes(frontend: Frontend) -> APIRouter:
     )
     async def chat(request: Request) -> Response:
         """Create a chat completion."""
-        return await chat_completion(
-            request, frontend, await frontend.read_body(request, ChatCompletionRequest)
-        )
+        body = await models.bodies.read(request, ChatCompletionRequest)
+        frontend = models.choose(body.model)
+        return await chat_completion(request, frontend, body)
 
     return router
 

@@ -42,11 +42,12 @@ from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import KEEP_ALIVE, EventStreamResponse, JSONResponse
+from holdfast.server.served_models import ServedModels
 
 _DEFAULT_MAX_TOKENS = 16
 
 
-def completion_routes(frontend: Frontend) -> APIRouter:
+def completion_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["completions"])
 
     @router.post(
@@ -55,7 +56,9 @@ def completion_routes(frontend: Frontend) -> APIRouter:
     )
     async def completions(request: Request) -> Response:
         """Create completions of one or several prompts."""
-        return await complete(request, frontend, await frontend.read_body(request, CompletionRequest))
+        body = await models.bodies.read(request, CompletionRequest)
+        frontend = models.choose(body.model)
+        return await complete(request, frontend, body)
 
     return router
 

@@ -31,9 +31,10 @@ from holdfast.server.api.schema.requests import (
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
+from holdfast.server.served_models import ServedModels
 
 
-def continuation_routes(frontend: Frontend) -> APIRouter:
+def continuation_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["reproducibility"])
 
     @router.post(
@@ -42,7 +43,9 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
     )
     async def continue_answer(request: Request) -> Response:
         """Continue an answer, after what the client has of a deterministic one was confirmed."""
-        body = (await frontend.read_body(request, ContinueBody)).root
+        whole = await models.bodies.read(request, ContinueBody)
+        frontend = models.choose(whole.model)
+        body = whole.root
         if isinstance(body, ContinueTokensRequest):
             if isinstance(body.request, ChatCompletionRequest):
                 return await chat_completion(request, frontend, body.request, body.token_ids)

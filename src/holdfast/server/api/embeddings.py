@@ -27,15 +27,17 @@ from holdfast.server.call import Call
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
+from holdfast.server.served_models import ServedModels
 
 
-def embedding_routes(frontend: Frontend) -> APIRouter:
+def embedding_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["embeddings"])
 
     @router.post("/v1/embeddings", **documented(EmbeddingResponse, ENGINE_ERRORS, body=EmbeddingRequest))
     async def embeddings(request: Request) -> Response:
         """Create embeddings of one or several inputs."""
-        body = await frontend.read_body(request, EmbeddingRequest)
+        body = await models.bodies.read(request, EmbeddingRequest)
+        frontend = models.choose(body.model)
         inputs = prompt_list(body.input, frontend.config.max_prompts, "input")
         async with frontend.call(
             request, "embeddings", deterministic=body.deterministic, num_choices=len(inputs)

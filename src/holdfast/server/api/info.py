@@ -3,12 +3,13 @@ metrics."""
 
 import asyncio
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from holdfast.errors import EngineStopped, NotReady
 from holdfast.receipts.signing import PublicKey
 from holdfast.server.api.schema.objects import (
     CertificateResponse,
@@ -26,60 +27,60 @@ from holdfast.server.api.schema.openapi import GET_ERRORS, documented
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
-from holdfast.server.ipc.engines import ReplicaStatus, not_ready
+from holdfast.server.ipc.engines import ReplicaStatus
+from holdfast.server.served_models import ServedModels
 from holdfast.version import __version__
 
 _STATUS_SECONDS = 2.0
 
 
-def info_routes(frontend: Frontend) -> APIRouter:
+def info_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["server"])
     health_document = documented(HealthResponse, (), needs_key=False)
     answered = health_document["responses"]
     answered[503] = {**answered[200], "description": "The server cannot answer requests now."}
 
     @router.get("/health", **health_document)
-    async def health() -> Response:
-        """Return 200 if requests are answered now, else 503. Requires no API key."""
-        engines = frontend.engines
-        if not frontend.admission.is_open:
+    async def health(model: str | None = None) -> Response:
+        """Return 200 if requests are answered now, else 503. Requires no API key. Of several models, one that is
+        ready is enough; `?model=` asks for one of them."""
+        if not models.is_open:
             return JSONResponse(HealthResponse("draining"), 503, {"Retry-After": "5"})
-        if not engines.is_ready:
-            return JSONResponse(_starting(frontend), 503, {"Retry-After": str(engines.retry_after)})
-        if engines.is_stuck:
-            return JSONResponse(HealthResponse("stuck"), 503, {"Retry-After": "5"})
-        state = HealthResponse("ok", certificate=_certificate_state(frontend))
-        state.restarts = engines.num_restarts or None
-        state.replicas = [_replica(one) for one in engines.replicas] or None
-        state.waiting_requests = engines.requests.num_waiting or None
-        return JSONResponse(state)
+        asked = models.find_all(model)
+        states = [_state(one) for one in asked]
+        state = states[0] if len(states) == 1 else _joined(asked, states)
+        if state.status in ("ok", "degraded"):
+            return JSONResponse(state)
+        retry_after = 5 if state.status == "stuck" else min(one.not_ready.retry_after for one in asked)
+        return JSONResponse(state, 503, {"Retry-After": str(retry_after)})
 
     @router.get("/version", **documented(VersionResponse, GET_ERRORS))
     async def version() -> Response:
         """Return the version of Holdfast."""
         return JSONResponse(VersionResponse(__version__))
 
-    @router.get("/load", **documented(LoadResponse, GET_ERRORS))
-    async def load() -> Response:
-        """Return how many requests the server has, as vLLM does."""
-        return JSONResponse(LoadResponse(frontend.num_calls))
+    @router.get("/load", **documented(LoadResponse, (*GET_ERRORS, 404)))
+    async def load(model: str | None = None) -> Response:
+        """Return how many requests the server has, as vLLM does; with `?model=`, how many one model has."""
+        return JSONResponse(LoadResponse(sum(one.num_calls for one in models.find_all(model))))
 
-    @router.get("/v1/models", **documented(ModelList, GET_ERRORS))
-    async def models() -> Response:
-        """Return the served model, under each of its names."""
-        return JSONResponse(ModelList([_model(frontend, name) for name in frontend.names]))
+    @router.get("/v1/models", name="models", **documented(ModelList, GET_ERRORS))
+    async def list_models() -> Response:
+        """Return the served models, under each of their names."""
+        return JSONResponse(ModelList([_model(models.find(name), name) for name in models.names]))
 
-    @router.get("/v1/models/{name:path}", **documented(ModelInfo, (*GET_ERRORS, 404)))
-    async def model(name: str) -> Response:
+    @router.get("/v1/models/{name:path}", name="model", **documented(ModelInfo, (*GET_ERRORS, 404)))
+    async def show_model(name: str) -> Response:
         """Return one model."""
-        frontend.require_model(name)
-        return JSONResponse(_model(frontend, name))
+        return JSONResponse(_model(models.find(name), name))
 
-    @router.get("/v1/certificate", **documented(CertificateResponse, (*GET_ERRORS, 503)))
-    async def certificate() -> Response:
-        """Return the engine's certificate on this machine, and its fingerprint."""
+    @router.get("/v1/certificate", **documented(CertificateResponse, (*GET_ERRORS, 400, 404, 503)))
+    async def certificate(model: str | None = None) -> Response:
+        """Return the engine's certificate on this machine, and its fingerprint. Of several models, `?model=` says
+        which one."""
+        frontend = models.find(model)
         if not frontend.engines.is_ready:
-            raise not_ready(frontend.engines.retry_after)
+            raise frontend.not_ready
         ready = frontend.ready
         named = await frontend.fingerprint()
         return JSONResponse(
@@ -96,7 +97,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
     @router.get("/v1/receipt_key", **documented(ReceiptKeyResponse, (*GET_ERRORS, 404, 503)))
     async def receipt_key() -> Response:
         """Return the public key of the key that signs this server's receipts."""
-        ready = frontend.ready
+        ready = next((one for one in models.frontends if one.engines.is_ready), models.frontends[0]).ready
         if ready.receipt_key is None:
             message = "this server's receipts are not signed; start it with --receipt-key"
             raise ApiError(404, message, code="no_receipt_key")
@@ -106,15 +107,35 @@ def info_routes(frontend: Frontend) -> APIRouter:
     @router.get("/metrics", response_class=PlainTextResponse, **documented((), GET_ERRORS))
     async def metrics(request: Request) -> Response:
         """Return metrics in Prometheus' text format."""
-        try:
+        with suppress(TimeoutError):  # report the last known values
             async with asyncio.timeout(_STATUS_SECONDS):
-                await frontend.engines.refresh_status()  # the listener updates the metrics
-        except (NotReady, EngineStopped, TimeoutError):
-            pass  # report the last known values
-        text, media_type = frontend.render_metrics(request)
+                await models.refresh_status()
+        text, media_type = models.render_metrics(request)
         return Response(text, media_type=media_type)
 
     return router
+
+
+def _joined(frontends: Sequence[Frontend], states: list[HealthResponse]) -> HealthResponse:
+    """Return the state of a server of several models."""
+    answering = [one for one in states if one.status == "ok"]
+    status = states[0].status if not answering else "ok" if len(answering) == len(states) else "degraded"
+    return HealthResponse(
+        status, models={one.model: state for one, state in zip(frontends, states, strict=True)}
+    )
+
+
+def _state(frontend: Frontend) -> HealthResponse:
+    engines = frontend.engines
+    if not engines.is_ready:
+        return HealthResponse("failed") if frontend.is_given_up else _starting(frontend)
+    if engines.is_stuck:
+        return HealthResponse("stuck")
+    state = HealthResponse("ok", certificate=_certificate_state(frontend))
+    state.restarts = engines.num_restarts or None
+    state.replicas = [_replica(one) for one in engines.replicas] or None
+    state.waiting_requests = engines.requests.num_waiting or None
+    return state
 
 
 def _starting(frontend: Frontend) -> HealthResponse:

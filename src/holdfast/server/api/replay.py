@@ -25,15 +25,17 @@ from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
+from holdfast.server.served_models import ServedModels
 
 
-def replay_routes(frontend: Frontend) -> APIRouter:
+def replay_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["reproducibility"])
 
     @router.post("/v1/replay", **documented(ReplayResponse, ENGINE_ERRORS, body=ReplayRequest))
     async def replay(request: Request) -> Response:
         """Replay a receipt. If the fingerprints differ, the request is run only with `force`."""
-        body = await frontend.read_body(request, ReplayRequest)
+        body = await models.bodies.read(request, ReplayRequest)
+        frontend = models.choose(body.model)
         receipt, checked, prompt_ids = await read_receipt(request, frontend, body)
         require_limits(receipt, frontend.config)
         differences = await find_differences(frontend, receipt)

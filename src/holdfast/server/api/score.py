@@ -14,15 +14,17 @@ from holdfast.server.call import Call
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
+from holdfast.server.served_models import ServedModels
 
 
-def score_routes(frontend: Frontend) -> APIRouter:
+def score_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["reproducibility"])
 
     @router.post("/v1/score", **documented(ScoreResponse, ENGINE_ERRORS, body=ScoreRequest))
     async def score(request: Request) -> Response:
         """Score a completion. A text completion is tokenized by itself, without special tokens."""
-        body = await frontend.read_body(request, ScoreRequest)
+        body = await models.bodies.read(request, ScoreRequest)
+        frontend = models.choose(body.model)
         deterministic = body.deterministic is not False
         async with frontend.call(request, "score", deterministic=deterministic, num_choices=1) as call:
             completion_ids = await run_until_disconnect(request, _run(frontend, call, body, deterministic))

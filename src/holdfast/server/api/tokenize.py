@@ -11,39 +11,43 @@ from holdfast.server.api.chat_plan import render_chat
 from holdfast.server.api.schema.objects import DetokenizeResponse, TokenizeResponse, TokenizerInfo
 from holdfast.server.api.schema.openapi import BODY_ERRORS, GET_ERRORS, documented
 from holdfast.server.api.schema.requests import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
-from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
 from holdfast.server.prompts import PromptReader
+from holdfast.server.served_models import ServedModels
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
-def token_routes(frontend: Frontend) -> APIRouter:
+def token_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["tokens"])
-    prompts = frontend.prompts
 
     @router.post("/tokenize", **documented(TokenizeResponse, BODY_ERRORS, body=TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         """Tokenize a text or a conversation."""
-        body = await frontend.read_body(request, TokenizeRequest)
-        return await frontend.run(request, lambda token: JSONResponse(_tokenize(prompts, body, token)))
+        body = await models.bodies.read(request, TokenizeRequest)
+        frontend = models.choose(body.model)
+        return await frontend.run(
+            request, lambda token: JSONResponse(_tokenize(frontend.prompts, body, token))
+        )
 
     @router.post("/detokenize", **documented(DetokenizeResponse, BODY_ERRORS, body=DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         """Decode token ids."""
-        body = await frontend.read_body(request, DetokenizeRequest)
+        body = await models.bodies.read(request, DetokenizeRequest)
+        frontend = models.choose(body.model)
         skips = bool(body.skip_special_tokens)
 
         def decode(token: CancelToken) -> Response:
-            text = prompts.tokenizer.decode(body.tokens, token=token, skip_special_tokens=skips)
+            text = frontend.prompts.tokenizer.decode(body.tokens, token=token, skip_special_tokens=skips)
             return JSONResponse(DetokenizeResponse(text))
 
         return await frontend.run(request, decode)
 
-    @router.get("/tokenizer_info", **documented(TokenizerInfo, GET_ERRORS))
-    async def tokenizer_info(request: Request) -> Response:
+    @router.get("/tokenizer_info", **documented(TokenizerInfo, (*GET_ERRORS, 400, 404)))
+    async def tokenizer_info(request: Request, model: str | None = None) -> Response:
         """Return the tokenizer: special tokens, chat template, context."""
-        return await frontend.run(request, lambda token: JSONResponse(_describe(prompts)))
+        frontend = models.find(model)
+        return await frontend.run(request, lambda token: JSONResponse(_describe(frontend.prompts)))
 
     return router
 

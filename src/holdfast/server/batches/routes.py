@@ -27,9 +27,9 @@ from holdfast.server.batches.objects import (
 from holdfast.server.batches.service import BatchService
 from holdfast.server.batches.store import FILE_SECONDS, new_batch_id
 from holdfast.server.errors import ApiError, invalid_value
-from holdfast.server.frontend import Frontend
 from holdfast.server.http.body import parse_body
 from holdfast.server.http.sse import JSONResponse
+from holdfast.server.served_models import ServedModels
 from holdfast.server.tenants.tenant import tenant_of
 
 _MAX_UPLOADS = 4  # at once; each may take a file's size of disk
@@ -78,7 +78,7 @@ class BatchBody(RequestModel):
     )
 
 
-def batch_routes(frontend: Frontend) -> APIRouter:
+def batch_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["batches"])
     uploads = asyncio.Semaphore(_MAX_UPLOADS)
     document = documented(FileObject, (*BODY_ERRORS, 429))
@@ -87,7 +87,7 @@ def batch_routes(frontend: Frontend) -> APIRouter:
     @router.post("/v1/files", **document)
     async def upload_file(request: Request) -> Response:
         """Upload a file with the requests of a batch, one a line."""
-        service, owner = _service(frontend), tenant_of(request).id
+        service, owner = _service(models), tenant_of(request).id
         service.store.require_room(int(request.headers.get("content-length", 0)), owner)
         if uploads.locked():
             raise ApiError(
@@ -119,52 +119,52 @@ def batch_routes(frontend: Frontend) -> APIRouter:
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
         """List your files."""
-        files = _service(frontend).store.files(tenant_of(request).id)
+        files = _service(models).store.files(tenant_of(request).id)
         kept = [one for one in files if purpose in (None, one.purpose)]
         return JSONResponse(FileList(*_page(kept if order == "desc" else kept[::-1], after, limit)))
 
     @router.get("/v1/files/{file_id}", **documented(FileObject, (*GET_ERRORS, 404)))
     async def file(request: Request, file_id: str) -> Response:
         """Return what a file is."""
-        return JSONResponse(_service(frontend).store.file(file_id, tenant_of(request).id))
+        return JSONResponse(_service(models).store.file(file_id, tenant_of(request).id))
 
     @router.get(
         "/v1/files/{file_id}/content", response_class=PlainTextResponse, **documented((), (*GET_ERRORS, 404))
     )
     async def file_content(request: Request, file_id: str) -> Response:
         """Return the bytes of a file."""
-        store = _service(frontend).store
+        store = _service(models).store
         found = store.file(file_id, tenant_of(request).id)
         return FileResponse(store.path_of(found.id), media_type="application/octet-stream")
 
     @router.delete("/v1/files/{file_id}", **documented(FileDeleted, (*GET_ERRORS, 404, 409)))
     async def delete_file(request: Request, file_id: str) -> Response:
         """Delete a file. The input of a batch that runs stays."""
-        _service(frontend).store.delete_file(file_id, tenant_of(request).id)
+        _service(models).store.delete_file(file_id, tenant_of(request).id)
         return JSONResponse(FileDeleted(file_id, True))
 
     @router.post("/v1/batches", **documented(Batch, BODY_ERRORS, body=BatchBody))
     async def create_batch(request: Request) -> Response:
         """Begin a batch."""
-        service, owner = _service(frontend), tenant_of(request).id
+        service, owner = _service(models), tenant_of(request).id
         body = parse_body(await request.body(), BatchBody)
         return JSONResponse(_begin(service, owner, body).content)
 
     @router.get("/v1/batches", **documented(BatchList, (*GET_ERRORS, 400, 404)))
     async def list_batches(request: Request, after: After = None, limit: Limit = 20) -> Response:
         """List your batches, the newest first."""
-        found = _service(frontend).store.batches_of(tenant_of(request).id)
+        found = _service(models).store.batches_of(tenant_of(request).id)
         return JSONResponse(BatchList(*_page([one.content for one in found], after, limit)))
 
     @router.get("/v1/batches/{batch_id}", **documented(Batch, (*GET_ERRORS, 404)))
     async def batch(request: Request, batch_id: str) -> Response:
         """Return where a batch stands."""
-        return JSONResponse(_service(frontend).store.batch(batch_id, tenant_of(request).id).content)
+        return JSONResponse(_service(models).store.batch(batch_id, tenant_of(request).id).content)
 
     @router.post("/v1/batches/{batch_id}/cancel", **documented(Batch, (*GET_ERRORS, 404)))
     async def cancel_batch(request: Request, batch_id: str) -> Response:
         """End a batch with what is answered so far."""
-        service = _service(frontend)
+        service = _service(models)
         stored = service.store.batch(batch_id, tenant_of(request).id)
         service.cancel(stored)
         return JSONResponse(stored.content)
@@ -184,14 +184,14 @@ async def _form_of(request: Request) -> AsyncIterator[FormData]:
         await form.close()
 
 
-def _service(frontend: Frontend) -> BatchService:
-    if frontend.batches is None:
+def _service(models: ServedModels) -> BatchService:
+    if models.batches is None:
         raise ApiError(
             404,
             "this server keeps no files and batches; its operator can start it with --files-dir",
             code="not_served",
         )
-    return frontend.batches
+    return models.batches
 
 
 def _begin(service: BatchService, owner: str, body: BatchBody) -> StoredBatch:

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -31,6 +31,7 @@ from holdfast.server.tenants.tenant import Tenant, address_tenant, give_tenant
 
 if TYPE_CHECKING:
     from holdfast.server.frontend import Frontend
+    from holdfast.server.served_models import ServedModels
 
 _log = logging.getLogger("holdfast.server")
 MAX_LINES = 50_000
@@ -49,9 +50,9 @@ class BatchFailed(HoldfastError):
 class BatchService:
     """Runs the batches of a store. `run` begins with those that a server before left."""
 
-    def __init__(self, frontend: "Frontend", app: ASGIApp, store: Store) -> None:
+    def __init__(self, models: "ServedModels", app: ASGIApp, store: Store) -> None:
         self.store = store
-        self._frontend = frontend
+        self._models = models
         self._app = app
         self._workers: dict[str, asyncio.Task[None]] = {}  # by owner
         self._running: dict[str, asyncio.Task[None]] = {}  # by batch
@@ -140,15 +141,16 @@ class BatchService:
         batch = stored.content
         tenant = self._tenant(stored.owner)
         transport = httpx.ASGITransport(_InTheNameOf(self._app, tenant), raise_app_exceptions=False)
-        engine = self._frontend.engine
+        frontends = await self._frontends(stored)
+        is_deterministic = frontends[0].engine.determinism != "off"  # the same for all models
         async with httpx.AsyncClient(
             transport=transport, base_url="http://127.0.0.1", timeout=None
         ) as client:
             runner = BatchRunner(
                 client,
                 journal,
-                LineParser(deterministic=engine.determinism != "off", endpoint=batch.endpoint),
-                concurrency=self._frontend.admission.max_running,
+                LineParser(deterministic=is_deterministic, endpoint=batch.endpoint),
+                concurrency=max(one.admission.max_running for one in frontends),
                 on_answer=lambda output: self._count(stored, output),
             )
             await runner.run(self.store.path_of(batch.input_file_id))
@@ -167,7 +169,7 @@ class BatchService:
     async def _open_journal(self, stored: StoredBatch) -> Journal:
         """Open the journal, and count what it has. Another model than before is an error."""
         batch = stored.content
-        fingerprint = await self._fingerprint()
+        fingerprint = " ".join([await _fingerprint(one) for one in await self._frontends(stored)])
         try:
             journal = Journal(self.store.journal_of(batch.id), {"fingerprint": fingerprint})
         except ConfigError as error:
@@ -177,13 +179,13 @@ class BatchService:
         batch.request_counts.failed = kinds.count("error")
         return journal
 
-    async def _fingerprint(self) -> str:
-        """Return the engine's fingerprint, once there is an engine."""
-        while True:
-            try:
-                return (await self._frontend.engines.requests.wait_for_fingerprint()).digest
-            except (NotReady, EngineStopped):
-                await asyncio.sleep(_START_SECONDS)
+    async def _frontends(self, stored: StoredBatch) -> Sequence["Frontend"]:
+        """Return the models that a batch's lines name, or the first if they name none that is served."""
+        models = self._models
+        if not models.has_several:
+            return models.frontends
+        named = await asyncio.to_thread(_models_of, self.store.path_of(stored.content.input_file_id))
+        return [one for one in models.frontends if named & {*one.names}] or models.frontends[:1]
 
     def _count_lines(self, file_id: str) -> int:
         num_lines = sum(1 for _ in read_lines(self.store.path_of(file_id)))
@@ -240,7 +242,7 @@ class BatchService:
 
     def _tenant(self, owner: str) -> Tenant:
         """Return who a batch of this owner runs as."""
-        tenants = self._frontend.tenants
+        tenants = self._models.tenants
         found = next((one for one in tenants.tenants if one.id == owner), None)
         if found is None and not tenants.has_keys:
             found = address_tenant(owner.removeprefix("address:"))
@@ -265,5 +267,21 @@ def _kind_of(output: dict[str, Any]) -> str:
     return "output" if output["response"]["status_code"] == 200 else "error"
 
 
-def open_service(frontend: "Frontend", app: ASGIApp, folder: str, max_bytes: int) -> BatchService:
-    return BatchService(frontend, app, Store(Path(folder), max_bytes))
+async def _fingerprint(frontend: "Frontend") -> str:
+    """Return the engine's fingerprint, once there is an engine."""
+    while True:
+        try:
+            return (await frontend.engines.requests.wait_for_fingerprint()).digest
+        except (NotReady, EngineStopped):
+            await asyncio.sleep(_START_SECONDS)
+
+
+def _models_of(path: Path) -> set[str]:
+    """Return the models that the lines of a file name."""
+    parser = LineParser()
+    requests = (parser.parse(line)[1] for line in read_lines(path))
+    return {str(one.body.get("model")) for one in requests if not isinstance(one, BadLine)}
+
+
+def open_service(models: "ServedModels", app: ASGIApp, folder: str, max_bytes: int) -> BatchService:
+    return BatchService(models, app, Store(Path(folder), max_bytes))

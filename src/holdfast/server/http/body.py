@@ -14,9 +14,14 @@ from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
+from starlette.requests import Request
 
 from holdfast.server.errors import ApiError
+from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.validation_errors import explain, wrong_type
+from holdfast.server.middleware.request_log import use_request_id
+from holdfast.server.tenants.tenant import tenant_of
+from holdfast.server.tenants.work_queue import SHORT_SECONDS, WorkQueue
 
 MAX_DEPTH = 64
 MAX_CONTAINERS = 1 << 14  # arrays and objects
@@ -24,6 +29,7 @@ MAX_VALUES = 1 << 19
 MAX_KEYS = 1 << 14  # of one object
 _MAX_INLINE_BYTES = 256 << 10  # larger bodies are parsed in a thread
 _MAX_INLINE_VALUES = 2048  # arrays, objects, values
+_SECONDS_PER_BYTE = 4e-8
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -49,6 +55,31 @@ Many = Annotated[list[T], _FailFast()]
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _BRACKET = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb')*+(?:([\[\]{}])|"|\Z)', re.DOTALL)
 _COMMA = re.compile(rb'(?:[^",]++|' + _STRING + rb')*+(?:(,)|"|\Z)', re.DOTALL)
+
+
+class BodyReader:
+    """Reads the bodies of a server. Large ones are parsed one at a time, in turns of clients.
+
+    Parsing holds the GIL for up to a tenth of a second; two thirds of the time remain for the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._large = WorkQueue("holdfast-json", workers=1, rest=2.0)
+
+    async def read(self, request: Request, model: type[M]) -> M:
+        """Return the body of a request as a model. It may give the request's id."""
+        raw = await request.body()
+        if is_small(raw):
+            body = parse_body(raw, model)
+        else:
+            cost = SHORT_SECONDS + len(raw) * _SECONDS_PER_BYTE  # all are long work
+            parsing = self._large.run(tenant_of(request).id, lambda token: parse_body(raw, model), cost=cost)
+            body = await run_until_disconnect(request, parsing)
+        use_request_id(request, getattr(body, "request_id", None))
+        return body
+
+    def close(self) -> None:
+        self._large.close()
 
 
 def is_small(raw: bytes) -> bool:

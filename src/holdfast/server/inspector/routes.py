@@ -5,6 +5,7 @@ the file system. Starlette's `StaticFiles` would open files by request path and 
 headers.
 """
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from importlib import resources
 
@@ -53,8 +54,9 @@ _HEADERS = {
 }
 
 
-def inspector_router(hub: Hub, send_timeout: float) -> APIRouter:
-    """`/`, `/inspector/<file>` and `/inspector/events`."""
+def inspector_router(find_hub: Callable[[str | None], Hub], send_timeout: float) -> APIRouter:
+    """`/`, `/inspector/<file>` and `/inspector/events`. find_hub: by the name of a model, if the page's
+    address has one."""
     router = APIRouter(include_in_schema=False)
     files = {name: (STATIC / name).read_bytes() for name in (PAGE, *ASSETS)}
     files[RECORDINGS] = b"[" + b",".join(recording_files()) + b"]"
@@ -65,7 +67,7 @@ def inspector_router(hub: Hub, send_timeout: float) -> APIRouter:
 
     @router.get("/inspector/events")
     async def stream_events(request: Request) -> Response:
-        tenant = tenant_of(request)
+        tenant, hub = tenant_of(request), find_hub(request.query_params.get("model"))
         hub.require_capacity()
         shown = None if _sees_all(request, tenant) else tenant.id
         events = hub.events(shown, request.query_params.get("replica", ""))

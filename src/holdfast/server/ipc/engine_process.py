@@ -25,6 +25,7 @@ from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort, PortRequests
 from holdfast.server.ipc.engines import ReplicaStatus, Restart, not_ready
 from holdfast.server.ipc.pass_record import PassRecord, create_pass_record
+from holdfast.server.telemetry.logs import current_model
 
 _log = logging.getLogger("holdfast.server")
 
@@ -55,7 +56,9 @@ class ProcessPort(EnginePort):
         record = create_pass_record()
         try:
             self._pass_record = PassRecord(record)
-            await self._start_process(command, m.Start(config, *log, pass_record=record))
+            await self._start_process(
+                command, m.Start(config, *log, pass_record=record, model=current_model.get())
+            )
         except BaseException:
             self._close_record()
             raise

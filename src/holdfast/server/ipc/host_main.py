@@ -107,7 +107,7 @@ def serve(connection: socket.socket, make: Build = build) -> int:
     except ConnectionLost:
         return 0
     assert isinstance(start, m.Start)
-    configure_logging(start.log_format, start.log_level)
+    configure_logging(start.log_format, start.log_level, model=start.model)
     writer = FrameWriter(connection)
     reader = FrameReader(connection)
     try:

@@ -37,13 +37,15 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Start(Message, frozen=True):
     """The first message: the engine to build, and how to log.
 
-    pass_record is the descriptor of a `PassRecord`, if there is one.
+    pass_record is the descriptor of a `PassRecord`, if there is one. model is the name that log records have, if
+    the server has several models.
     """
 
     config: EngineConfig
     log_format: str
     log_level: str
     pass_record: int = -1
+    model: str | None = None
 
 
 class Submit(Message, frozen=True):

@@ -29,17 +29,28 @@ _REDACTED = "***"
 
 # The request that log records of this context belong to.
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
+# The model that they are about, if a server has several.
+current_model: ContextVar[str | None] = ContextVar("current_model", default=None)
 
 _STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
 _UNQUOTED = re.compile(r"[A-Za-z0-9_.:/+@*-]+")  # values that need no quotes
 
 
 def configure_logging(
-    log_format: str, log_level: str, *, secrets: Sequence[str] = (), stream: TextIO | None = None
+    log_format: str,
+    log_level: str,
+    *,
+    secrets: Sequence[str] = (),
+    stream: TextIO | None = None,
+    model: str | None = None,
 ) -> None:
-    """Send every logger of this process through one handler. A later call replaces an earlier one."""
+    """Send every logger of this process through one handler. A later call replaces an earlier one.
+
+    secrets: what is redacted. model: what the records are about, if a server has several.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter(secrets) if log_format == "json" else TextFormatter(secrets))
+    formatter = JsonFormatter if log_format == "json" else TextFormatter
+    handler.setFormatter(formatter(secrets, model))
     logging.basicConfig(handlers=[handler], level=log_level.upper(), force=True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         uvicorn_logger = logging.getLogger(name)
@@ -56,8 +67,9 @@ def configure_logging(
 class _SafeFormatter(logging.Formatter):
     """The fields of a record, as values that are safe to print."""
 
-    def __init__(self, secrets: Sequence[str] = ()) -> None:
+    def __init__(self, secrets: Sequence[str] = (), model: str | None = None) -> None:
         super().__init__()
+        self._model = model
         # Longest first: a key may contain a shorter one.
         self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
 
@@ -70,15 +82,15 @@ class _SafeFormatter(logging.Formatter):
         }
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Return the `extra` fields, and the request id. Names with an underscore are those of libraries that mark
+        """Return the `extra` fields, the model and the request id. Names with an underscore are those of libraries that mark
         every record, as ray does."""
         given = {
             name: value
             for name, value in record.__dict__.items()
             if name not in _STANDARD_FIELDS and not name.startswith("_")
         }
-        if current_request_id.get() is not None:
-            given.setdefault("request_id", current_request_id.get())
+        given.setdefault("model", current_model.get() or self._model)
+        given.setdefault("request_id", current_request_id.get())
         return {name: self._value(value) for name, value in given.items() if value is not None}
 
     def _value(self, value: object) -> Any:

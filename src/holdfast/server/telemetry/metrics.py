@@ -1,18 +1,16 @@
-"""The Prometheus metrics of one server, in a registry of its own.
+"""The Prometheus metrics of one model, in a registry of its own.
 
 Names follow vLLM's, with the prefix `holdfast_`. Counters never decrease: the engine process counts
 from its own start, and its increments are added here, so a restarted engine continues where the
 last one ended. The replicas of a pool have series with the label `replica`; a single engine has none.
+`server_metrics` writes them as text.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import Collector
 
 from holdfast.engine.status import STEP_SIZES, EngineCounters, EngineStatus
 from holdfast.server.ipc.engines import ReplicaStatus
@@ -22,11 +20,8 @@ from holdfast.server.telemetry.request_metrics import (
     RequestSeries,
     TokenSeries,
 )
-from holdfast.server.tenants.tenant import Tenant
 
 _PAUSE_BUCKETS = (0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
-_OPENMETRICS = "application/openmetrics-text"
-_ANONYMOUS = "anonymous"
 
 # The latest numbers of the engine, or the sum of all: field of `EngineStatus`, metric name, help.
 _GAUGES = (
@@ -74,7 +69,7 @@ _COUNTERS = (
 
 
 class Metrics:
-    """All metrics of one server. Not thread-safe: only the event loop uses it."""
+    """All metrics of one model. Not thread-safe: only the event loop uses it."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -113,16 +108,11 @@ class Metrics:
             registry=registry,
         )
         self.info = Info("holdfast", "The served model and its settings.", registry=registry)
-        self.tenants = TenantMetrics()
         self.replicas: Sequence[ReplicaStatus] = ()  # of this moment
 
     def request(self, deterministic: bool) -> RequestMetrics:
         """Start measuring a request. Its latencies count from now."""
         return RequestMetrics(self._series[deterministic], self._clock)
-
-    def refused(self, code: str) -> None:
-        """Count a request that was refused before its body was read: nobody knows whether it is deterministic."""
-        self._families.errors.labels("unknown", code).inc()
 
     def update(self, status: EngineStatus, replica: str = "") -> None:
         """Add the increments of an engine's counters; the gauges are the sum of all engines."""
@@ -156,19 +146,9 @@ class Metrics:
         self._latest.pop("", None)
         self._set_gauges()
 
-    def render(self, accept: str = "", reader: Tenant | None = None) -> tuple[bytes, str]:
-        """Return all metrics as text, with the content type. OpenMetrics if the Accept header names it.
-
-        reader: of the series of tenants it gets those it may see; None gets all.
-        """
-        families = [*self._registry.collect(), self._of_steps(), *self._of_replicas()]
-        families += self.tenants.seen_by(reader)
-        if any(one.partition(";")[0].strip().lower() == _OPENMETRICS for one in accept.split(",")):
-            text: bytes = openmetrics.generate_latest(_Shown(families))  # type: ignore[no-untyped-call]
-            return text, openmetrics.CONTENT_TYPE_LATEST
-        for family in families:  # the client library would write these as gauges
-            family.samples = [one for one in family.samples if not one.name.endswith("_created")]
-        return generate_latest(_Shown(families)), CONTENT_TYPE_PLAIN_0_0_4
+    def collect(self) -> list[Metric]:
+        """Return all families as they are now."""
+        return [*self._registry.collect(), self._of_steps(), *self._of_replicas()]
 
     def _of_steps(self) -> Metric:
         family = HistogramMetricFamily(
@@ -208,73 +188,3 @@ class Metrics:
 def _growth(now: int, before: int) -> int:
     """Return the increment of an engine's counter. A smaller one is that of a new engine process."""
     return now - before if now >= before else now
-
-
-class TenantMetrics:
-    """What each tenant uses, with the label `tenant`: the name of its key, or "anonymous" without a key.
-
-    Names come from the operator's key file or number its keys, so their number is bounded; neither a
-    key nor an address is ever a label. A tenant sees its own series only, an admin all of them.
-    """
-
-    def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-
-        def counter(name: str, help: str, *labels: str) -> Counter:
-            return Counter(f"holdfast_tenant_{name}", help, ("tenant", *labels), registry=registry)
-
-        def gauge(name: str, help: str) -> Gauge:
-            return Gauge(f"holdfast_tenant_{name}", help, ("tenant",), registry=registry)
-
-        self._requests = counter("requests", "Requests of a tenant that have ended, refused ones too.")
-        self._refused = counter(
-            "requests_refused", "Requests of a tenant that got an error, by code.", "code"
-        )
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of a tenant's requests.")
-        self._generation_tokens = counter("generation_tokens", "Generated tokens of a tenant's requests.")
-        self._running = gauge("num_requests_running", "Choices of a tenant being generated.")
-        self._waiting = gauge("num_requests_waiting", "Choices of a tenant that wait.")
-        self._placed: set[str] = set()  # the labels that have had places
-
-    def ended(
-        self, tenant: Tenant, *, refusal: str | None, num_prompt_tokens: int, num_generated_tokens: int
-    ) -> None:
-        """A request has ended. refusal: the code of its error, if it got one in place of an answer."""
-        label = _label(tenant)
-        self._requests.labels(label).inc()
-        self._prompt_tokens.labels(label).inc(num_prompt_tokens)
-        self._generation_tokens.labels(label).inc(num_generated_tokens)
-        if refusal is not None:
-            self._refused.labels(label, refusal).inc()
-
-    def set_places(self, places: Iterable[tuple[Tenant, int, int]]) -> None:
-        """The answers that run and those that wait, of each request that is being answered."""
-        for label in self._placed:  # a tenant that has none any more is at 0
-            self._running.labels(label).set(0)
-            self._waiting.labels(label).set(0)
-        for tenant, num_running, num_waiting in places:
-            label = _label(tenant)
-            self._placed.add(label)
-            self._running.labels(label).inc(num_running)
-            self._waiting.labels(label).inc(num_waiting)
-
-    def seen_by(self, tenant: Tenant | None) -> Iterator[Metric]:
-        """Return the series that a tenant may see; None: all."""
-        label = None if tenant is None or tenant.is_admin else _label(tenant)
-        for family in self._registry.collect():
-            family.samples = [one for one in family.samples if label in (None, one.labels["tenant"])]
-            yield family
-
-
-def _label(tenant: Tenant) -> str:
-    return tenant.name if tenant.has_key else _ANONYMOUS
-
-
-class _Shown(Collector):
-    """Families for the client library's writers."""
-
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families

@@ -28,14 +28,16 @@ _MAX_RETRY_SECONDS = 60  # of an estimate
 
 
 class Admission:
-    """The places of one server, and who holds them."""
+    """The places of one model, and who holds them."""
 
-    def __init__(self, max_waiting: int, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, max_waiting: int, clock: Clock = time.monotonic, rates: "RateLimits | None" = None
+    ) -> None:
         self.max_running = 1
         self.is_open = True
         self._max_waiting = max_waiting
         self._held: Counter[str] = Counter()  # by the id of a tenant that holds any
-        self._rates = _Rates(clock)
+        self._rates = rates or RateLimits(clock)
         self._mean_seconds = 1.0  # of a request; a moving average
 
     @property
@@ -104,10 +106,10 @@ class Admission:
         return min(num_running, self.max_running) + min(num_waiting, self._max_waiting)
 
 
-class _Rates:
-    """The buckets of tenants with limits per minute."""
+class RateLimits:
+    """The buckets of tenants with limits per minute. The models of a server share them."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._buckets: dict[tuple[str, str], TokenBucket] = {}  # by what they limit, and the tenant's id
 

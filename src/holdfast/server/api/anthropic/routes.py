@@ -15,9 +15,10 @@ from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, docum
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
+from holdfast.server.served_models import ServedModels
 
 
-def message_routes(frontend: Frontend) -> APIRouter:
+def message_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["messages"])
 
     @router.post(
@@ -28,7 +29,8 @@ def message_routes(frontend: Frontend) -> APIRouter:
     )
     async def create_message(request: Request) -> Response:
         """Create a message."""
-        body = await frontend.read_body(request, MessagesRequest)
+        body = await models.bodies.read(request, MessagesRequest)
+        frontend = models.choose(body.model)
         _require_reasoning(frontend, body)
         chat = await frontend.prepare(request, lambda token: to_chat(body))
         with errors_in_words(ERROR_WORDS):
@@ -40,7 +42,8 @@ def message_routes(frontend: Frontend) -> APIRouter:
     )
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a message's prompt, without a message."""
-        body = await frontend.read_body(request, CountTokensRequest)
+        body = await models.bodies.read(request, CountTokensRequest)
+        frontend = models.choose(body.model)
         _require_reasoning(frontend, body)
         chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):

@@ -13,8 +13,8 @@ from holdfast.server.api.responses.requests import InputTokensRequest, Responses
 from holdfast.server.api.responses.translation import ERROR_WORDS, to_chat, to_chat_prompt
 from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, documented
 from holdfast.server.errors import ApiError, errors_in_words
-from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
+from holdfast.server.served_models import ServedModels
 
 _STORED = {
     "/v1/responses/{id}": ["GET", "POST", "DELETE"],
@@ -23,7 +23,7 @@ _STORED = {
 }
 
 
-def responses_routes(frontend: Frontend) -> APIRouter:
+def responses_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["completions"])
 
     @router.post(
@@ -32,7 +32,8 @@ def responses_routes(frontend: Frontend) -> APIRouter:
     )
     async def create_response(request: Request) -> Response:
         """Create a response. Nothing is stored."""
-        body = await frontend.read_body(request, ResponsesRequest)
+        body = await models.bodies.read(request, ResponsesRequest)
+        frontend = models.choose(body.model)
         chat = await frontend.prepare(request, lambda token: to_chat(body))
         with errors_in_words(ERROR_WORDS):
             return await serve_chat(request, frontend, chat, lambda response: ResponseWriter(response, body))
@@ -42,7 +43,8 @@ def responses_routes(frontend: Frontend) -> APIRouter:
     )
     async def count_input_tokens(request: Request) -> Response:
         """Count the tokens of a response's prompt, without a response."""
-        body = await frontend.read_body(request, InputTokensRequest)
+        body = await models.bodies.read(request, InputTokensRequest)
+        frontend = models.choose(body.model)
         chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
             ids, _ = await frontend.run(

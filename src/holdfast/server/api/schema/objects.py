@@ -325,7 +325,7 @@ class ReplicaInfo(JsonObject):
 
 
 class HealthResponse(JsonObject):
-    status: Literal["ok", "draining", "starting", "restarting", "stuck"]
+    status: Literal["ok", "degraded", "draining", "starting", "restarting", "stuck", "failed"]
     certificate: Annotated[
         CertificateStateInfo | None, Meta(description="Where the certificate stands, if ok.")
     ] = None
@@ -340,6 +340,10 @@ class HealthResponse(JsonObject):
     waiting_requests: Annotated[
         int | None,
         Meta(description="Requests that continue once the engine process has them again, if any."),
+    ] = None
+    models: Annotated[
+        dict[str, "HealthResponse"] | None,
+        Meta(description="The state of each model, if there are several. degraded: some of them answer."),
     ] = None
 
 

@@ -384,6 +384,7 @@ class ReceiptFields(RequestModel):
 class ReplayRequest(ReceiptFields):
     """/v1/replay: run a receipt's request again and compare every bit."""
 
+    model: str | None = Field(None, max_length=1024)
     force: bool | None = Field(None, description="Compare even if the fingerprints differ.")
 
 

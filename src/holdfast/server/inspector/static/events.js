@@ -1,6 +1,6 @@
 // Subscribes to the engine's steps. A hidden page unsubscribes, so that the engine does not trace for it.
 
-import { followed } from "./replicas.js";
+import { followed, followedModel } from "./replicas.js";
 
 const PAUSE_MS = 5000; // after this time in the background; also the delay before a retry
 
@@ -11,7 +11,9 @@ export function listen({ onSnapshot, onStep, onRestart, onStatus }) {
   function open() {
     if (source !== null) return;
     onStatus("waiting");
-    source = new EventSource(`inspector/events?replica=${encodeURIComponent(followed())}`);
+    const model = followedModel();
+    const query = new URLSearchParams({ replica: followed(), ...(model && { model }) });
+    source = new EventSource(`inspector/events?${query}`);
     source.addEventListener("open", () => onStatus("open"));
     source.addEventListener("snapshot", (event) => onSnapshot(JSON.parse(event.data)));
     source.addEventListener("step", (event) => onStep(JSON.parse(event.data)));

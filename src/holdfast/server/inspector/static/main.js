@@ -7,7 +7,7 @@ import { Playground } from "./playground.js";
 import { Prove } from "./prove.js";
 import { listen } from "./events.js";
 import { RequestCards } from "./requests.js";
-import { showReplicas } from "./replicas.js";
+import { followedModel, showReplicas } from "./replicas.js";
 import { startTheme } from "./theme.js";
 import { startTips } from "./tips.js";
 import { Timeline } from "./timeline.js";
@@ -59,13 +59,14 @@ async function get(path) {
 async function showServerInfo() {
   try {
     const [models, version] = await Promise.all([get("v1/models"), get("version")]);
-    model = models.data[0].id;
-    const hint = models.data[0].about ?? "";
+    const shown = models.data.find((one) => one.id === followedModel()) ?? models.data[0];
+    model = shown.id;
+    const hint = shown.about ?? "";
     byId("hint").textContent = hint;
     byId("hint").hidden = hint === "";
     const about = `${model} · holdfast ${version.version}`;
     byId("model").textContent = `${about} · loading`;
-    const { fingerprint, state } = await get("v1/certificate");
+    const { fingerprint, state } = await get(`v1/certificate?model=${encodeURIComponent(model)}`);
     byId("model").textContent = about;
     const certifying = state.state === "certifying";
     byId("fingerprint").textContent = `fingerprint ${fingerprint.digest} · ${certifying ? `certifying, ${state.checks_done} of ${state.checks || "…"} checks: answers are verified until then` : state.state}`;
