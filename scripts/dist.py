@@ -28,7 +28,12 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from holdfast.numerics.backends.c import prebuilt  # noqa: E402
+
+PORTABLE = ROOT / "tests" / "numerics" / "portable"
 TOOLS = ROOT / "build" / "dist"
 DIST = ROOT / "dist"
 GLIBC = "2_34"  # what OpenMP's library of the oldest supported Debian needs
@@ -57,6 +62,8 @@ def main() -> None:
                 _require(same, f"{one.name} has other bytes the second time")
     for one in files:
         check(one)
+        if "manylinux" in one.name:
+            check_bits(one)
     try_wheels(files)
     write_sums(files)
     for one in sorted(DIST.iterdir()):
@@ -93,6 +100,36 @@ def check(path: Path) -> None:
         platform_tag = path.stem.rpartition("-")[2]
         said = " ".join(_run(TOOLS / "bin" / "auditwheel", "show", path).split())
         _require(f'is consistent with the following platform tag: "{platform_tag}"' in said, said)
+
+
+def check_bits(wheel: Path) -> None:
+    """Compare what the kernels in a wheel compute with the recorded digests: of every instruction set that this
+    machine has or, for another architecture, with qemu-user.
+    """
+    machine = wheel.stem.partition("manylinux_")[2].removeprefix(f"{GLIBC}_")
+    is_native = machine == platform.machine()
+    emulator = shutil.which(f"qemu-{machine}") or shutil.which(f"qemu-{machine}-static")
+    if not is_native and emulator is None:
+        print(f"{wheel.name}: not run, there is no qemu-{machine} (qemu-user)")
+        return
+    runner = [] if is_native else [str(emulator), "-cpu", "max", "-L", f"/usr/{machine}-linux-gnu"]
+    compiler = "cc" if is_native else f"{machine}-linux-gnu-gcc"
+    all_targets = [one for one in prebuilt.TARGETS if one.machine == machine]
+    targets = prebuilt.supported_targets() if is_native else all_targets
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+        (libraries,) = Path(folder).rglob(prebuilt.PREBUILT_DIR.name)
+        for target in targets:
+            program = Path(folder) / target.name
+            library = libraries / f"{target.name}.so"
+            linked = ("-fopenmp", f"-Wl,-rpath,{libraries}", "-o", program)
+            _run(compiler, "-O1", PORTABLE / "driver.c", library, *linked)
+            lines = (line.rpartition(" ") for line in _run(*runner, program).splitlines())
+            computed = {name: digest for name, _, digest in lines}
+            _require(
+                computed == json.loads((PORTABLE / "digests.json").read_text()), f"{library}: other bits"
+            )
+            print(f"{wheel.name}: {target.name} gives the recorded bits", flush=True)
 
 
 def try_wheels(files: list[Path]) -> None:

@@ -5,7 +5,7 @@
 bits: record them with `python tests/numerics/test_portable_bits.py` and raise the version of kernels/c.
 
 Forms of another CPU, and of instructions that this one does not have (i8mm), run under qemu-user; Debian's
-packages are qemu-user, gcc-x86-64-linux-gnu, gcc-aarch64-linux-gnu and clang. No emulator has AVX-512 or AMX: on a
+packages are qemu-user or qemu-user-static, gcc-x86-64-linux-gnu, gcc-aarch64-linux-gnu and clang. No emulator has AVX-512 or AMX: on a
 CPU without them, their forms are compiled, and run with the intrinsics of `portable/emulated_avx512`.
 """
 
@@ -133,9 +133,10 @@ def runner_for(form: Form) -> list[str] | None:
             return []
     if form.needs.startswith(("avx512", "avx_vnni", "amx")):
         return None
-    if shutil.which(f"qemu-{form.cpu}") is None:
+    emulator = shutil.which(f"qemu-{form.cpu}") or shutil.which(f"qemu-{form.cpu}-static")
+    if emulator is None:
         pytest.skip(f"no qemu-{form.cpu} (qemu-user) to run a program for {form.cpu}")
-    return [f"qemu-{form.cpu}", "-cpu", "max", "-L", "/" if is_native else f"/usr/{form.cpu}-linux-gnu"]
+    return [emulator, "-cpu", "max", "-L", "/" if is_native else f"/usr/{form.cpu}-linux-gnu"]
 
 
 def test_installed_kernels_give_the_recorded_bits(tmp_path: Path) -> None:
