@@ -161,6 +161,6 @@ def _cryptography() -> tuple[Any, Any, Any]:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
         raise ConfigError(
-            "signed receipts need the package cryptography; install it with: pip install cryptography"
+            "signed receipts need the package cryptography; install it with: pip install 'holdfast[signed]'"
         ) from error
     return exceptions, ed25519, serialization

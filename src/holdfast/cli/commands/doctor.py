@@ -23,7 +23,8 @@ from holdfast.version import __version__
 _NEEDED = ("numpy", "ml-dtypes", "safetensors", "tokenizers", "jinja2", "msgspec", "typer", "rich")
 _OPTIONAL = {  # how to install each, if not as a part of the whole
     "torch": "pip install 'holdfast[torch]', for GPUs and for a CPU without C kernels",
-    **dict.fromkeys(("huggingface-hub", "httpx", "cryptography", "llguidance"), ""),
+    "cryptography": "pip install 'holdfast[signed]', for signed receipts",
+    **dict.fromkeys(("huggingface-hub", "httpx", "llguidance"), ""),
 }
 _MARKS = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]missing[/]", "plain": ""}
 
