@@ -36,9 +36,9 @@ def run_full(
     xp = arrays_on(probes.device)
     order = (xp.arange(num_batches * size) + size) % len(probes)
     found = []
-    for number, batch in enumerate(xp.split(probes.index_select(0, order), size), 1):
-        # A copy: in a pass a batch has memory of its own, which a library may choose its kernel by.
-        found.append(operation(batch.clone()))
+    for number, rows in enumerate(xp.split(order, size), 1):
+        # In a pass a batch has memory of its own, which a library may choose its kernel by.
+        found.append(operation(probes.index_select(0, rows)))
         if number % _BATCHES_AT_ONCE == 0:
             yield
     return xp.cat(found), order
