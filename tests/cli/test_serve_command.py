@@ -13,6 +13,7 @@ from holdfast.cli.options import engine as o
 from holdfast.cli.options.config_file import MAX_FILE_BYTES
 from holdfast.core.options import option_fields
 from holdfast.engine.config import EngineConfig
+from holdfast.errors import ConfigError
 from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
 
@@ -32,7 +33,8 @@ def served(monkeypatch):
     pytest.importorskip("fastapi")
     served = SimpleNamespace(exit_code=0, times=0)
 
-    def run(server, models):
+    def run(server, models, read_config):
+        served.read_config = read_config
         served.server, served.models, served.engine = server, models, models[0].engine
         served.times += 1
         return served.exit_code
@@ -359,6 +361,56 @@ def test_config_file_that_is_too_large_or_missing(holdfast, served, write, tmp_p
     assert f"larger than {MAX_FILE_BYTES} bytes" in refused(holdfast, served, "--config", large)
     assert "cannot be read" in refused(holdfast, served, "--config", tmp_path / "none.yaml")
     assert "cannot be read" in refused(holdfast, served, "--config", tmp_path)
+
+
+# The file, read again
+
+
+@pytest.fixture
+def reloading(holdfast, monkeypatch, write):
+    """A server that reads its configuration again: `reloading(arguments, text, then)` gives what it reads then."""
+
+    def call(arguments, text, *then):
+        found = []
+
+        def run(server, models, read_config):
+            for one in then:
+                write(one)
+                try:
+                    found.append(read_config())
+                except ConfigError as error:
+                    found.append(str(error))
+            return 0
+
+        monkeypatch.setitem(sys.modules, "holdfast.server.main", SimpleNamespace(run=run))
+        monkeypatch.setattr(o, "open_model", lambda config: None)
+        start(holdfast, *arguments, "--config", write(text))
+        return found
+
+    return call
+
+
+def test_file_that_is_read_again_gives_new_values_and_leaves_what_was_typed(reloading, monkeypatch, caplog):
+    monkeypatch.setenv("HOLDFAST_MAX_STOPS", "7")
+    text = "max-choices: 2\nmax-prompts: 2\nmax-stops: 2\napi-key: [a]\nmodel: x\n"
+    then = "max-choices: 3\nmax-stops: 3\napi-key: [a, b]\nmodel: y\nport: 5"
+    (server,) = reloading(("--max-prompts", "9"), text, then)
+    assert (server.max_choices, server.max_prompts, server.max_stops) == (3, 9, 7)
+    assert server.api_keys == ("a", "b")
+    assert "read at the next start only: model, port" in caplog.text
+
+
+def test_option_that_leaves_the_file_has_its_default_again(reloading):
+    (server,) = reloading((), "max-choices: 2", "")
+    assert server == ServerConfig()
+
+
+def test_wrong_file_that_is_read_again_is_an_error_and_the_next_one_counts(reloading):
+    found = reloading(
+        (), "max-choices: 2", "max-choices: many", "max-choices: 0", "max-choise: 1", "max-choices: 4"
+    )
+    assert "many" in found[0] and "line 1: max_choices must be" in found[1] and "did you mean" in found[2]
+    assert found[3].max_choices == 4
 
 
 # Precedence

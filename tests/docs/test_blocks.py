@@ -20,6 +20,7 @@ from holdfast.engine.config import EngineConfig
 from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
 from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.telemetry.server_metrics import ServerMetrics
 from holdfast.server.tenants.key_file import read_key_file
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
 from support.documents import (
@@ -182,7 +183,7 @@ def test_data_is_well_formed(tmp_path: Path) -> None:
 
 
 def test_queries_name_metrics_that_exist() -> None:
-    text, _ = Metrics().render("", UNKNOWN_TENANT)
+    text, _ = ServerMetrics({"m": Metrics()}).render("", UNKNOWN_TENANT)
     families = set(re.findall(r"^# TYPE (\S+)", text.decode(), re.MULTILINE))
     for block in blocks("promql"):
         for name in re.findall(r"holdfast_[a-z_]+", block.text):

@@ -165,8 +165,8 @@ def test_unwritable_stdout_does_not_end_the_server(tiny_llama: Path) -> None:
         process.wait()
 
 
-def test_sighup_reads_the_key_file_again(tiny_llama: Path, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.toml"
+def test_sighup_reads_keys_and_limits_again(tiny_llama: Path, tmp_path: Path) -> None:
+    keys, config = tmp_path / "keys.toml", tmp_path / "server.yaml"
 
     def write(text: str, answer: str) -> None:
         keys.write_text(text)
@@ -176,11 +176,28 @@ def test_sighup_reads_the_key_file_again(tiny_llama: Path, tmp_path: Path) -> No
     def status(key: str) -> int:
         return server.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
 
+    def with_two_stops() -> int:
+        body = {"prompt": [Prompt.ANSWER], "stop": ["a", "b"]}
+        return server.post("/v1/completions", body, headers={"X-Api-Key": "secret-a"}).status_code
+
     keys.write_text("[[tenant]]\nname = 'alice'\nkey = 'secret-a'")
-    with serving(tiny_llama, "--key-file", str(keys), engine=FAKE) as server:
-        write("[[tenant]]\nname = 'bob'\nkey = secret-b", "the keys stay as they are: .*line 3")
+    config.write_text(f"max-stops: 1\nkey-file: {keys}")
+    with serving(tiny_llama, "--config", str(config), engine=FAKE) as server:
+        assert with_two_stops() == 400
+        config.write_text(f"max-stops: 2\nkey-file: {keys}\nmax-prompts: none")
+        write(keys.read_text(), "keys and limits stay as they are: .*line 3")
+        assert with_two_stops() == 400
+        config.write_text(f"max-stops: 2\nkey-file: {keys}\nport: 1")
+        write(keys.read_text(), "read the keys again: 1 tenants")
+        server.wait_for("read at the next start only: port")
+        assert with_two_stops() == 200
+        write(
+            "[[tenant]]\nname = 'bob'\nkey = secret-b",
+            "keys and limits stay as they are: .*keys.toml.*line 3",
+        )
         assert (status("secret-a"), status("secret-b")) == (200, 401)
-        write("[[tenant]]\nname = 'bob'\nkey = 'secret-b'", "read the key file again: 1 tenants")
+        write("[[tenant]]\nname = 'bob'\nkey = 'secret-b'", "read the keys again: 1 tenants")
+        server.wait_for("read the keys again", times=2)
         assert (status("secret-a"), status("secret-b")) == (401, 200)
         server.wait_for("status=200 .*tenant=bob")
         assert "secret-" not in server.text

@@ -14,8 +14,7 @@ from typer.main import get_command, get_group
 
 from holdfast.cli.console import show_error
 from holdfast.cli.help_format import App, HelpGroup
-from holdfast.cli.options.groups import where_set
-from holdfast.core.sampling_params import show
+from holdfast.cli.options.groups import say_where
 from holdfast.engine.other_engines import command_hint, option_hint
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.version import __version__
@@ -55,7 +54,7 @@ class _Commands(HelpGroup):
             return super().invoke(ctx)
         except Exception as error:
             if isinstance(error, typer.BadParameter):
-                _say_where(error)
+                say_where(error)
             is_option = type(error).__name__ == "NoSuchOption"  # click's, or the copy of click inside typer
             said = _hint(error) if is_option else str(error) if isinstance(error, HoldfastError) else None
             if said is None:
@@ -85,16 +84,6 @@ def _import_command(name: str) -> Any:
     group = get_group(found)
     group.name = name
     return group
-
-
-def _say_where(error: Any) -> None:
-    """Add where a value of another type comes from. A text, which may be a key, is never of another type."""
-    found = (
-        where_set(error.ctx, error.param.name) if error.ctx is not None and error.param is not None else None
-    )
-    if found is not None:
-        where, value = found
-        error.message = f"{error.message} ({where}: {show(value)})"
 
 
 def _hint(error: Any) -> str | None:

@@ -20,6 +20,11 @@ from holdfast.server.tools.formats import ToolParserName
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+# What a server reads again at SIGHUP, beside its key file.
+RELOADED = (
+    *("api_keys", "key_file", "max_waiting", "max_choices", "max_prompts", "max_stops"),
+    *("request_timeout", "send_timeout", "drain_timeout"),
+)
 _MAY_BE_ZERO = ("port", "max_waiting", "hang_timeout", "drain_timeout")
 
 _server = partial(option, panel="Server")

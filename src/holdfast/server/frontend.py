@@ -213,6 +213,11 @@ class Frontend:
         _ = self.ready
         return await self.engines.requests.wait_for_fingerprint()
 
+    def set_limits(self, config: ServerConfig) -> None:
+        """Take the limits of a configuration that was read again. Running calls keep those they began with."""
+        self.config = config
+        self.admission.max_waiting = config.max_waiting
+
     def cut_off(self, reason: str = "the server is going down", code: str = "shutting_down") -> None:
         """End every running call."""
         for call in tuple(self._calls):

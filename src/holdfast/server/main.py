@@ -3,8 +3,8 @@
     bound -> loading (health says 503) -> ready -> draining -> ended, with exit code 0
 
 SIGTERM or SIGINT starts draining: new requests are refused, running ones may finish. A second
-signal ends the running requests at once. SIGHUP reads the key file again; without one it changes
-nothing. Exit code 2: the configuration is wrong; 1: the engine process died too often.
+signal ends the running requests at once. SIGHUP reads the key file and the configuration file again;
+without them it changes nothing. Exit code 2: the configuration is wrong; 1: the engine process died too often.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -49,6 +49,7 @@ _CUT_OFF_SECONDS = 1.0  # for cancelled requests to send their error
 _SWITCH_SECONDS = 0.0005
 
 T = TypeVar("T")
+ReadConfig = Callable[[], ServerConfig]
 
 
 def run(
@@ -58,8 +59,10 @@ def run(
     progress: ShowProgress = lambda stage, done, total: None,
     command: Sequence[str] = COMMAND,
     connect: Connect | None = None,
+    read_config: ReadConfig | None = None,
 ) -> int:
     """Serve until a signal ends it. command starts the engine process; connect finds engines elsewhere.
+    read_config reads the configuration again.
 
     Returns the exit code; raises `ConfigError` or `ModelError` if it cannot start.
     """
@@ -82,7 +85,7 @@ def run(
                     server.max_connections,
                 )
         served = ServedModels(server, models, tenants, connect, progress)
-        return run_event_loop(HttpServer(served, listening).run_to_end())
+        return run_event_loop(HttpServer(served, listening, read_config).run_to_end())
 
 
 def _one_process(
@@ -101,8 +104,11 @@ def _one_process(
 class HttpServer(uvicorn.Server):
     """Models behind uvicorn, from start to end."""
 
-    def __init__(self, models: ServedModels, listening: socket.socket) -> None:
+    def __init__(
+        self, models: ServedModels, listening: socket.socket, read_config: ReadConfig | None = None
+    ) -> None:
         self.models = models
+        self._read_config = read_config
         self.listening = listening
         super().__init__(
             uvicorn.Config(
@@ -136,7 +142,7 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         frontends = self.models.frontends
         say(f"Listening on {self.url}; loading {', '.join(one.model for one in frontends)} ...")
         for about in [one.about for one in frontends if one.about is not None]:
@@ -217,16 +223,22 @@ class HttpServer(uvicorn.Server):
                 one.engines.kill()
             self.force_exit = True
 
-    def _reload_keys(self) -> None:
-        """Requests that run keep the limits they were admitted with."""
-        if self.models.config.key_file is None:
-            _log.warning("SIGHUP is ignored: there is no --key-file to read again; SIGTERM ends the server")
+    def _reload(self) -> None:
+        """Read keys and limits again. Requests that run keep the limits they were admitted with."""
+        models = self.models
+        if models.config.key_file is None and self._read_config is None:
+            _log.warning(
+                "SIGHUP is ignored: there is no --key-file or --config to read again; SIGTERM ends the server"
+            )
             return
-        old = self.models.tenants.keys
-        if self.models.tenants.reload():
-            secrets = tuple({*old, *self.models.tenants.keys})
-            config = self.models.config
-            configure_logging(config.log_format, config.log_level, secrets=secrets)
+        old = models.tenants.keys
+        try:
+            models.reload(models.config if self._read_config is None else self._read_config())
+        except ConfigError as error:
+            _log.error("keys and limits stay as they are: %s", error)
+            return
+        secrets = tuple({*old, *models.tenants.keys})
+        configure_logging(models.config.log_format, models.config.log_level, secrets=secrets)
 
     def _say_ready(self, frontend: Frontend) -> None:
         """Say that a model is ready; of several, when the last one is, that the server is."""

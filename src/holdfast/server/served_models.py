@@ -12,13 +12,14 @@ import ctypes
 import gc
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, EngineStopped, NotReady
-from holdfast.server.config import ModelConfig, ServerConfig
+from holdfast.server.config import RELOADED, ModelConfig, ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Connect, Frontend
 from holdfast.server.http.body import BodyReader
@@ -88,6 +89,13 @@ class ServedModels:
         """Admit no new request."""
         for one in self.frontends:
             one.admission.is_open = False
+
+    def reload(self, config: ServerConfig) -> None:
+        """Take keys and limits of a configuration that was read again. Raises `ConfigError`; all stays then."""
+        self.tenants.reload(config)
+        self.config = replace(self.config, **{name: getattr(config, name) for name in RELOADED})
+        for one in self.frontends:
+            one.set_limits(self.config)
 
     def find(self, name: str | None) -> Frontend:
         """Return the model of this name. A server of one model needs none."""

@@ -94,17 +94,18 @@ def test_keys_of_the_option_are_numbered_and_the_file_names_its_own(tmp_path: Pa
         directory(write(tmp_path, "[[tenant]]\nname = 'api-key-1'\nkey = 'x'"), "plain")
 
 
-def test_reload_takes_new_keys_and_keeps_the_old_ones_if_the_file_is_bad(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reload_takes_new_keys_and_keeps_the_old_ones_if_the_file_is_bad(tmp_path: Path) -> None:
     path = write(tmp_path, KEYS)
     tenants = directory(path)
+    config = ServerConfig(key_file=str(path))
     write(tmp_path, "[[tenant]]\nname = 'bob'\nkey = 'SECRET")
-    assert not tenants.reload()
-    assert tenants.by_key(b"new-secret") is not None
-    assert "the keys stay as they are" in caplog.text and "SECRET" not in caplog.text
+    with pytest.raises(ConfigError) as refused:
+        tenants.reload(config)
+    assert tenants.by_key(b"new-secret") is not None and "SECRET" not in str(refused.value)
+    with pytest.raises(ConfigError, match="cannot go on without any"):
+        tenants.reload(ServerConfig())
     write(tmp_path, "[[tenant]]\nname = 'bob'\nkey = 'bobs-secret'")
-    assert tenants.reload()
+    tenants.reload(config)
     bob = tenants.by_key(b"bobs-secret")
     assert bob is not None and bob.name == "bob" and tenants.by_key(b"new-secret") is None
 

@@ -1,7 +1,9 @@
 """`holdfast serve`: start a server; options from the command line, the environment, a file."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,18 +11,20 @@ import typer
 
 from holdfast.cli.console import require_packages
 from holdfast.cli.options import engine as o
-from holdfast.cli.options.config_file import load_config_file
+from holdfast.cli.options.config_file import load_config_file, reload_config_file
 from holdfast.cli.options.groups import given_options, grouped, several
+from holdfast.core.options import option_fields
 from holdfast.core.sampling_params import show
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.ray.config import ReplicasConfig
-from holdfast.server.config import ModelConfig, ServerConfig
+from holdfast.server.config import RELOADED, ModelConfig, ServerConfig
 
 PREFIX = "HOLDFAST"
 COMMAND_SETTINGS = {"context_settings": {"auto_envvar_prefix": PREFIX, "allow_extra_args": True}}
 _PACKAGES = ("fastapi", "uvicorn", "httptools", "msgspec", "prometheus_client")
 _SERVER = ServerConfig()
+_log = logging.getLogger("holdfast.server")
 _REPLICAS = ReplicasConfig()
 
 
@@ -79,7 +83,17 @@ def serve(
         raise typer.Exit(serve_replicas(server, served[0].engine, replicas))
     from holdfast.server.main import run
 
-    raise typer.Exit(run(server, _opened(served)))
+    read_config = None if config is None else partial(_read_again, context, config)
+    raise typer.Exit(run(server, _opened(served), read_config=read_config))
+
+
+def _read_again(context: typer.Context, path: Path) -> ServerConfig:
+    """Return the server's options with the file as it is now. Says which changes are for the next start."""
+    server, changed = reload_config_file(context, path, _SERVER)
+    reloaded = {one.name for one in option_fields(ServerConfig) if one.field_name in RELOADED}
+    if later := [one for one in changed if one not in reloaded]:
+        _log.warning("changed in %s, but read at the next start only: %s", path, ", ".join(later))
+    return server
 
 
 def _models(

@@ -12,15 +12,17 @@ line and the option. It shows a value only if the option is no text, because tex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
-from holdfast.cli.options.groups import LINES
+from holdfast.cli.options.groups import LINES, gather_again
 from holdfast.core.sampling_params import show
 from holdfast.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 16
+T = TypeVar("T")
+
 _YAML = "tag:yaml.org,2002:"
 _SCALARS = frozenset(_YAML + name for name in ("str", "int", "float", "bool", "timestamp", "value"))
 
@@ -28,13 +30,29 @@ _SCALARS = frozenset(_YAML + name for name in ("str", "int", "float", "bool", "t
 def load_config_file(context: typer.Context, path: Path | None) -> Path | None:
     """Callback of an eager option: the values of the file become the command's defaults."""
     if path is not None and not context.resilient_parsing:
-        options = {
-            one.name: getattr(one, "multiple", False)
-            for one in context.command.params
-            if one.name not in (None, "config", "help")
-        }
-        context.default_map, context.meta[LINES] = read_config_file(path, options)
+        context.default_map, context.meta[LINES] = read_config_file(path, _options(context))
     return path
+
+
+def reload_config_file(context: typer.Context, path: Path, start: T) -> tuple[T, list[str]]:
+    """Read the file again. Returns the option group that start is an instance of, and the options that changed.
+
+    The command line and the environment count as before. Raises `ConfigError`; the values of before stay.
+    """
+    before = context.default_map or {}, context.meta[LINES]
+    context.default_map, context.meta[LINES] = now, _ = read_config_file(path, _options(context))
+    try:
+        group = gather_again(context, start)
+    except ConfigError:
+        context.default_map, context.meta[LINES] = before
+        raise
+    return group, sorted(name for name in {*before[0], *now} if before[0].get(name) != now.get(name))
+
+
+def _options(context: typer.Context) -> dict[str, bool]:
+    """Return the options that a file may have, and whether each may be repeated."""
+    params = [one for one in context.command.params if one.name not in (None, "config", "help")]
+    return {str(one.name): getattr(one, "multiple", False) for one in params}
 
 
 def read_config_file(

@@ -20,6 +20,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from holdfast.core.options import OptionField, option_fields
+from holdfast.core.sampling_params import show
 from holdfast.errors import ConfigError
 
 Command = Callable[..., None]
@@ -66,6 +67,18 @@ def grouped(
     return spread
 
 
+def gather_again(context: typer.Context, start: Any) -> Any:
+    """Return a server's option group after the context's defaults changed. What is on the command line stays."""
+    for one in context.command.params:
+        if one.name in context.params and _source(context, one.name) in ("DEFAULT_MAP", "DEFAULT"):
+            try:
+                one.handle_parse_result(context, {}, [])
+            except typer.BadParameter as error:
+                say_where(error)
+                raise ConfigError(error.format_message()) from None
+    return _Group(start, (), None, True).gather(dict(context.params), context)
+
+
 def given_options(context: typer.Context, names: Collection[str]) -> list[str]:
     """Return the parameters that are on the command line: --max-num-seqs, or MODEL for an argument."""
     given = []
@@ -85,6 +98,16 @@ def where_set(context: Any, name: str) -> tuple[str, object] | None:
     if source == "DEFAULT_MAP":
         return context.meta[LINES][name], context.default_map[name]
     return None
+
+
+def say_where(error: Any) -> None:
+    """Add where a value of another type comes from. A text, which may be a key, is never of another type."""
+    found = (
+        where_set(error.ctx, error.param.name) if error.ctx is not None and error.param is not None else None
+    )
+    if found is not None:
+        where, value = found
+        error.message = f"{error.message} ({where}: {show(value)})"
 
 
 def parameter_names(config: type) -> set[str]:

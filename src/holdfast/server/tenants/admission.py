@@ -35,14 +35,14 @@ class Admission:
     ) -> None:
         self.max_running = 1
         self.is_open = True
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._held: Counter[str] = Counter()  # by the id of a tenant that holds any
         self._rates = rates or RateLimits(clock)
         self._mean_seconds = 1.0  # of a request; a moving average
 
     @property
     def capacity(self) -> int:
-        return self.max_running + self._max_waiting
+        return self.max_running + self.max_waiting
 
     @property
     def num_admitted(self) -> int:
@@ -102,8 +102,8 @@ class Admission:
         """Return the places that one tenant may take if it is alone."""
         limits = tenant.limits
         num_running = self.max_running if limits.max_running is None else limits.max_running
-        num_waiting = self._max_waiting if limits.max_waiting is None else limits.max_waiting
-        return min(num_running, self.max_running) + min(num_waiting, self._max_waiting)
+        num_waiting = self.max_waiting if limits.max_waiting is None else limits.max_waiting
+        return min(num_running, self.max_running) + min(num_waiting, self.max_waiting)
 
 
 class RateLimits:

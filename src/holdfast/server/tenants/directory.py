@@ -24,12 +24,11 @@ class TenantDirectory:
 
     def __init__(self, config: ServerConfig) -> None:
         self.has_keys = config.has_keys
-        self._config = config
         self._proxies = parse_proxies(config.trusted_proxies)
         self._secret = secrets.token_bytes(32)
         self._by_digest: Mapping[bytes, Tenant] = {}
         self._keys: tuple[str, ...] = ()
-        self._load()
+        self._load(config)
 
     @property
     def keys(self) -> Sequence[str]:
@@ -41,15 +40,12 @@ class TenantDirectory:
         """The tenants that have keys."""
         return tuple(dict.fromkeys(self._by_digest.values()))
 
-    def reload(self) -> bool:
-        """Read the key file again. If it cannot be used, say why in the log and keep the old keys."""
-        try:
-            self._load()
-        except ConfigError as error:
-            _log.error("the keys stay as they are: %s", error)
-            return False
-        _log.info("read the key file again: %d tenants", len(self.tenants))
-        return True
+    def reload(self, config: ServerConfig) -> None:
+        """Take the keys of this configuration, and read its key file. Raises `ConfigError`; the old keys stay."""
+        if config.has_keys != self.has_keys:
+            raise ConfigError("a server with keys cannot go on without any, nor one without keys get some")
+        self._load(config)
+        _log.info("read the keys again: %d tenants", len(self.tenants))
 
     def by_key(self, key: bytes) -> Tenant | None:
         return self._by_digest.get(self._digest(key))
@@ -62,11 +58,11 @@ class TenantDirectory:
         """Return the tenant of an address: of the /64 if it is IPv6."""
         return UNKNOWN_TENANT if address is None else address_tenant(network_of(address))
 
-    def _load(self) -> None:
-        given = dict.fromkeys(self._config.api_keys)
+    def _load(self, config: ServerConfig) -> None:
+        given = dict.fromkeys(config.api_keys)
         # A name made from the key itself would reveal a part of it.
         keys = {key: key_tenant(f"api-key-{number}") for number, key in enumerate(given, 1)}
-        path = self._config.key_file
+        path = config.key_file
         if path is not None:
             named = read_key_file(path)
             clash = {one.name for one in named.values()} & {one.name for one in keys.values()}
