@@ -38,7 +38,6 @@ FORMS: dict[str, AnswerForm] = {"none": "none", "chain": "cot", "thinking": "thi
 NAMES = tuple(f"{mode}-{seed}" for mode in FORMS for seed in range(3))
 _RATES = {"none": 5e-5, "chain": 3e-5, "thinking": 1.5e-4}  # what T reads is new to the backbone
 _WARM_UP = {"none": 40, "chain": 40, "thinking": 100}  # steps
-_PASSES = {"none": 1, "chain": 3, "thinking": 3}  # of a step: at most some 2,000 rows each
 _MOST_TOKENS = {"none": 16, "chain": 400, "thinking": 16}
 _TIMED, _UNTIMED = 40, 5  # questions
 _SHOWN = 20  # answers in the results
@@ -57,6 +56,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0, help="of a run, start-up included")
     parser.add_argument("--steps", type=int, help="train for so many steps, however long they take")
     parser.add_argument("--batch", type=int, default=24, help="texts of a step")
+    parser.add_argument("--passes", type=int, default=2, help="of a step; more need less memory")
     parser.add_argument("--rate", type=float, help="maximum learning rate, instead of the mode's")
     parser.add_argument("--count", type=int, help="test questions; default: all")
     parser.add_argument("--at-once", type=int, help="processes; default: 9 to train, 3 to evaluate")
@@ -89,13 +89,13 @@ def _run_each(what: str, names: Sequence[str], o: Namespace, at_once: int) -> No
     """Run this script once for each name, some at a time."""
     own = {"what", "runs", "at_once"}
     options = [f"--{key}={value}" for key, value in vars(o).items() if key not in own and value is not None]
-    threads = str(max(1, (os.cpu_count() or 1) // at_once))
-    environment = os.environ | {
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": threads,
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": str(-(-(os.cpu_count() or 1) // at_once))}
+    if what == "train-one":
+        environment |= {
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
     waiting, running = list(names), dict[str, subprocess.Popen[bytes]]()
     while waiting or running:
         while waiting and len(running) < at_once:
@@ -115,7 +115,9 @@ def train_one(name: str, o: Namespace) -> None:
     started, curve = time.monotonic(), list[Row]()
 
     def report(moment: StepMetrics) -> None:
-        curve.append({"seconds": round(time.monotonic() - started, 1), **asdict(moment)})
+        share = None if moment.accuracy is None else fmean(moment.accuracy.values())
+        seconds = round(time.monotonic() - started, 1)
+        curve.append({"seconds": seconds, **asdict(moment), "accuracy": share})
         print(json.dumps(curve[-1]), flush=True)
 
     settings = _settings(name, o)
@@ -148,7 +150,7 @@ def _settings(name: str, o: Namespace) -> TrainingSettings:
         steps=o.steps or 100_000,
         minutes=None if o.steps else o.minutes,
         batch=o.batch,
-        accumulate=min(o.batch, _PASSES[mode]),
+        accumulate=min(o.batch, o.passes),
         learning_rate=o.rate or _RATES[mode],
         block_rate=4.0,
         warmup=_WARM_UP[mode],
@@ -222,7 +224,8 @@ def _said(result: Result) -> list[str]:
 
 def time_answers(names: Sequence[str], o: Namespace) -> list[Row]:
     """Time single questions, the models in turns: milliseconds from the question to the end of the answer."""
-    models = [Examinee(name, o, _TIMED + _UNTIMED) for name in names]
+    count = min(o.count or 1 << 30, _TIMED + _UNTIMED)
+    models = [Examinee(name, o, count) for name in names]
     times: list[list[float]] = [[] for _ in models]
     results: list[list[Result]] = [[] for _ in models]
     for number in range(len(models[0].prompts)):
