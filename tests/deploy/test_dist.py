@@ -2,6 +2,8 @@
 
 import io
 import os
+import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -65,3 +67,8 @@ def test_everything_is_built_twice_with_the_same_bytes_and_installs(monkeypatch:
     monkeypatch.setattr("sys.argv", ["dist.py", "--twice"])
     dist.main()
     assert len(list(dist.DIST.glob("*.whl"))) >= 3
+
+
+@pytest.mark.long
+def test_what_was_built_is_used_without_a_compiler() -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "try_dist.py"], check=True)

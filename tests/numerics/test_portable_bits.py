@@ -5,8 +5,8 @@
 bits: record them with `python tests/numerics/test_portable_bits.py` and raise the version of kernels/c.
 
 Forms of another CPU, and of instructions that this one does not have (i8mm), run under qemu-user; Debian's
-packages are qemu-user or qemu-user-static, gcc-x86-64-linux-gnu, gcc-aarch64-linux-gnu and clang. No emulator has AVX-512 or AMX: on a
-CPU without them, their forms are compiled, and run with the intrinsics of `portable/emulated_avx512`.
+packages are qemu-user or qemu-user-static, gcc-x86-64-linux-gnu, gcc-aarch64-linux-gnu and clang. No emulator has
+AVX-512 or AMX: on a CPU without them, their forms are compiled, and run with the intrinsics of `portable/emulated_avx512`.
 """
 
 import json

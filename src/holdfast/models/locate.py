@@ -21,7 +21,7 @@ Source = Literal["folder", "file", "builtin", "hub"]
 
 BUILTIN, COIN, COIN_ADAPTER = BUILTINS = "smollm2", "coin", "smollm2-coin"
 _MODELS_PACKAGE, _MODELS_COMMAND = "holdfast_models", "pip install holdfast-models"
-_BUILTIN_FILE = PinnedFile(
+DEFAULT_FILE = PinnedFile(
     name="SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     num_bytes=98_362_432,
@@ -70,7 +70,7 @@ def locate(model: str | None) -> Located:
     The default model and the files of a hub id are downloaded if they are not here.
     """
     if model is None or model == BUILTIN:
-        return Located(_find_default() or _BUILTIN_FILE.fetch(), BUILTIN, "builtin")
+        return Located(_find_default() or DEFAULT_FILE.fetch(), BUILTIN, "builtin")
     if model == COIN:
         return Located(_packaged(COIN), COIN, "builtin")
     if model == COIN_ADAPTER:
@@ -132,8 +132,8 @@ def _package_folders(package: str) -> list[Path]:
 
 def _find_default() -> Path | None:
     """Return where the default model is: in an installed package or, once it was fetched, in the cache."""
-    installed = (folder / _BUILTIN_FILE.name for folder in _package_folders(_BUILTIN_FILE.package))
-    return next((path for path in installed if path.is_file()), None) or _BUILTIN_FILE.find()
+    installed = (folder / DEFAULT_FILE.name for folder in _package_folders(DEFAULT_FILE.package))
+    return next((path for path in installed if path.is_file()), None) or DEFAULT_FILE.find()
 
 
 def _locate_local(model: str) -> Located | None:
