@@ -7,8 +7,6 @@ DIR holds train.jsonl and test.jsonl. `train` starts the runs at the same time, 
 the GPU for the same minutes, start-up included. `eval` answers the test file with the engine, and times single
 questions in turns, one run of each mode. Both skip what is there already. `--runs none-0,chain-0` names some of
 the runs. Results: RUNS/results.json, with the curves; logs: RUNS/NAME/log.txt. The task is `gsm8k.py`.
-
-The backbone's tables of embeddings stay as they are: with them a run would need a third more memory.
 """
 
 import argparse
@@ -123,9 +121,6 @@ def train_one(name: str, o: Namespace) -> None:
     settings = _settings(name, o)
     run = start_run(settings, torch.device(str(choose_device(o.device))))
     print(f"start-up: {time.monotonic() - started:.1f} s", flush=True)
-    for table in ("model.embed_tokens.weight", "lm_head.weight"):
-        if table in dict(run.model.named_parameters()):
-            run.model.get_parameter(table).requires_grad_(False)
     train(run, report=report)
     seconds = time.monotonic() - started
     memory = torch.cuda.max_memory_allocated() if run.device.type == "cuda" else 0
