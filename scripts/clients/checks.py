@@ -19,6 +19,7 @@ import importlib
 import importlib.metadata
 import inspect
 import json
+import re
 import sys
 import time
 import traceback
@@ -61,6 +62,18 @@ def checks_of(driver: ModuleType) -> list[Check]:
     """The driver's checks, in the order they are written."""
     found = [one for name, one in vars(driver).items() if name.startswith("check_")]
     return [Check(one.__name__, (one.__doc__ or one.__name__).strip().splitlines()[0], one) for one in found]
+
+
+def run_recipe(heading: str, target: Target) -> None:
+    """Run the Python of a section of docs/recipes.md, with this server's address and model."""
+    page = (HERE.parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    assert blocks, heading
+    names: dict[str, Any] = {"__name__": "recipe"}
+    for block in blocks:
+        text = block.replace("http://127.0.0.1:8000", target.url).replace("smollm2", target.model)
+        exec(compile(text, heading, "exec"), names)
 
 
 def load(name: str) -> ModuleType:

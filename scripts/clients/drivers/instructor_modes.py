@@ -4,7 +4,7 @@ from typing import Any
 
 import instructor
 import openai
-from checks import Target
+from checks import Target, run_recipe
 from pydantic import BaseModel, Field
 
 CLIENT = "instructor"
@@ -32,6 +32,11 @@ def _extract(target: Target, mode: instructor.Mode, **settings: Any) -> None:
             for _ in range(2)
         )
     assert isinstance(found, City) and found.model_dump() == again.model_dump()
+
+
+def check_recipe(target: Target) -> None:
+    """the example of docs/recipes.md"""
+    run_recipe("instructor", target)
 
 
 def check_tools(target: Target) -> None:

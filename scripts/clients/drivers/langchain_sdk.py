@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from checks import MAX_TOKENS, TEMPERATURE, Target
+from checks import MAX_TOKENS, TEMPERATURE, Target, run_recipe
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field, SecretStr
@@ -29,6 +29,11 @@ def _model(target: Target, **settings: Any) -> ChatOpenAI:
     return ChatOpenAI(
         model=target.model, base_url=target.base_url, api_key=KEY, max_retries=0, timeout=120, **settings
     )
+
+
+def check_recipe(target: Target) -> None:
+    """the example of docs/recipes.md"""
+    run_recipe("LangChain", target)
 
 
 def check_invoke(target: Target) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no price list from the network
 
 import litellm
-from checks import MAX_TOKENS, TEMPERATURE, Target
+from checks import MAX_TOKENS, TEMPERATURE, Target, run_recipe
 from pydantic import BaseModel, Field
 
 CLIENT = "litellm"
@@ -27,6 +27,11 @@ def _settings(target: Target, provider: str = "openai") -> dict[str, Any]:
         "timeout": 120,
         "num_retries": 0,
     }
+
+
+def check_recipe(target: Target) -> None:
+    """the example of docs/recipes.md"""
+    run_recipe("litellm", target)
 
 
 def check_chat(target: Target) -> None:

@@ -1,6 +1,6 @@
 """pydantic-ai: agents over chat completions and the Responses API."""
 
-from checks import MAX_TOKENS, TEMPERATURE, Target
+from checks import MAX_TOKENS, TEMPERATURE, Target, run_recipe
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelSettings, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -19,6 +19,11 @@ class City(BaseModel):
 
 def _chat_model(target: Target) -> OpenAIChatModel:
     return OpenAIChatModel(target.model, provider=OpenAIProvider(base_url=target.base_url, api_key="unused"))
+
+
+def check_recipe(target: Target) -> None:
+    """the example of docs/recipes.md"""
+    run_recipe("pydantic-ai", target)
 
 
 def check_text(target: Target) -> None:
