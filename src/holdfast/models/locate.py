@@ -90,8 +90,13 @@ def locate(model: str | None) -> Located:
 
 
 def is_not_fetched(name: str) -> bool:
-    """Return whether a built-in name needs the default model and that is not on this machine yet."""
-    return name in (BUILTIN, COIN_ADAPTER) and _find_default() is None
+    """Return whether a built-in name needs the default model and that is not on this machine yet.
+
+    Raises `ModelNotFound` if it needs a package that is not installed.
+    """
+    if name != BUILTIN:
+        _packaged(name)
+    return name != COIN and _find_default() is None
 
 
 def adapter_folder(model: str | None) -> Path | None:

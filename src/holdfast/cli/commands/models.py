@@ -100,10 +100,10 @@ def cache_folder() -> Path:
 def _builtin() -> Iterator[ListedModel]:
     for name in BUILTINS:
         is_default = name == BUILTIN
-        if is_not_fetched(name):
-            yield ListedModel(name, "builtin", None, is_default=is_default)
-            continue
         try:
+            if is_not_fetched(name):
+                yield ListedModel(name, "builtin", None, is_default=is_default)
+                continue
             located = locate(name)
             described = _describe(name, "builtin", located.path, is_default)
             if located.adapter is not None:
