@@ -10,7 +10,9 @@ import httpx
 import openai
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from holdfast.cli.main import app
 from support.serving import Server, serving
 from support.tiny import tiny_model
 
@@ -62,12 +64,24 @@ def test_each_model_answers_and_its_receipt_replays(server: Server, client: open
     assert not other["compared"] and other["fingerprint_differences"]
 
 
+BATCH = "\n".join(
+    json.dumps({"custom_id": name, "url": "/v1/completions", "body": {**ASKED, "model": name}})
+    for name in ("a", "b", "c")
+)
+
+
+def test_command_answers_a_batch_that_names_models(server: Server, tmp_path: Path) -> None:
+    requests, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_text(BATCH)
+    done = CliRunner().invoke(app, ["run-batch", str(requests), str(output), "--url", f"{server.url}/v1"])
+    assert done.exit_code == 0, done.output
+    written = [json.loads(one)["response"] for one in output.read_text().splitlines()]
+    assert [one["status_code"] for one in written] == [200, 200, 404]
+    assert [one["body"]["model"] for one in written[:2]] == ["a", "b"]
+
+
 def test_batch_names_models(server: Server, client: openai.OpenAI) -> None:
-    lines = [
-        {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": {**ASKED, "model": name}}
-        for name in ("a", "b", "c")
-    ]
-    file = client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+    file = client.files.create(file=("in.jsonl", BATCH.encode()), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
     until = time.monotonic() + 60
     while (batch := client.batches.retrieve(batch.id)).status != "completed":

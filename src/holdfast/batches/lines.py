@@ -119,6 +119,13 @@ class LineParser:
         return BatchRequest(digest[:_ID_DIGITS], custom_id, url, asked, has_receipt)
 
 
+def models_of(path: Path) -> set[str]:
+    """Return the models that the lines of a file name."""
+    parser = LineParser()
+    requests = (parser.parse(line)[1] for line in read_lines(path))
+    return {str(one.body.get("model")) for one in requests if not isinstance(one, BadLine)}
+
+
 def output_line(
     line: BatchLine, custom_id: str | None, status: int, body: dict[str, Any], has_receipt: bool = False
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -99,14 +99,29 @@ async def _open_journal(
     from holdfast.batches.journal import Journal
 
     try:
-        certificate = (await client.get("/v1/certificate")).raise_for_status().json()
-        fingerprint = str(certificate["fingerprint"]["digest"])
+        fingerprint = await _fingerprint(client, requests)
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"the server at {client.base_url} has no fingerprint: {error}") from None
     with requests.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     about = {"input": digest, "fingerprint": fingerprint, "default of deterministic": deterministic}
     return Journal(output.with_name(f"{output.name}.partial"), about)
+
+
+async def _fingerprint(client: "httpx.AsyncClient", requests: Path) -> str:
+    """Return the server's fingerprint; of a server of several models those that the lines name, in its order."""
+    from holdfast.batches.lines import models_of
+
+    listed = (await client.get("/v1/models")).raise_for_status().json()["data"]
+    models = [*dict.fromkeys(one["root"] for one in listed)]
+    if len(models) > 1:
+        named = models_of(requests)
+        models = [*dict.fromkeys(one["root"] for one in listed if one["id"] in named)] or models[:1]
+    digests = []
+    for model in models:
+        answer = await client.get("/v1/certificate", params={"model": model})
+        digests.append(str(answer.raise_for_status().json()["fingerprint"]["digest"]))
+    return " ".join(digests)
 
 
 def _num_lines(path: Path) -> int:

@@ -22,7 +22,7 @@ import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.batches.journal import Journal, to_json
-from holdfast.batches.lines import BadLine, LineParser, error_body, output_line, read_lines
+from holdfast.batches.lines import BadLine, LineParser, error_body, models_of, output_line, read_lines
 from holdfast.batches.runner import BatchRunner
 from holdfast.errors import ConfigError, EngineStopped, HoldfastError, NotReady
 from holdfast.server.batches.objects import BatchError, BatchErrors, StoredBatch
@@ -184,7 +184,7 @@ class BatchService:
         models = self._models
         if not models.has_several:
             return models.frontends
-        named = await asyncio.to_thread(_models_of, self.store.path_of(stored.content.input_file_id))
+        named = await asyncio.to_thread(models_of, self.store.path_of(stored.content.input_file_id))
         return [one for one in models.frontends if named & {*one.names}] or models.frontends[:1]
 
     def _count_lines(self, file_id: str) -> int:
@@ -274,13 +274,6 @@ async def _fingerprint(frontend: "Frontend") -> str:
             return (await frontend.engines.requests.wait_for_fingerprint()).digest
         except (NotReady, EngineStopped):
             await asyncio.sleep(_START_SECONDS)
-
-
-def _models_of(path: Path) -> set[str]:
-    """Return the models that the lines of a file name."""
-    parser = LineParser()
-    requests = (parser.parse(line)[1] for line in read_lines(path))
-    return {str(one.body.get("model")) for one in requests if not isinstance(one, BadLine)}
 
 
 def open_service(models: "ServedModels", app: ASGIApp, folder: str, max_bytes: int) -> BatchService:
