@@ -29,9 +29,9 @@ PATIENCE = 30.0
 pytestmark = pytest.mark.anyio
 
 
-def models_of(folder: Path, **starts: str) -> ServedModels:
+def models_of(folder: Path, keys: tuple[str, ...] = (), **starts: str) -> ServedModels:
     """Models by name. starts: what the engine process of each does."""
-    config = ServerConfig()
+    config = ServerConfig(api_keys=keys)
     commands = iter([(sys.executable, str(ENGINE), start) for start in starts.values()])
 
     def connect(server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks) -> EngineProcess[Any]:
@@ -93,6 +93,15 @@ async def test_server_is_healthy_while_one_model_answers(tiny_llama: Path) -> No
         loading = await client.get("/health?model=b")
         assert loading.status_code == 503 and loading.json()["status"] == "starting"
         assert "Retry-After" in loading.headers
+
+
+async def test_names_need_a_key_if_the_server_has_one(tiny_llama: Path) -> None:
+    async with running(models_of(tiny_llama, ("key",), a="ready", bee="loads")) as (client, _):
+        assert (await client.get("/health")).json() == {"status": "degraded"}
+        assert (await client.get("/health?model=bee")).status_code == 503
+        unknown = await client.get("/health?model=c")
+        assert unknown.status_code == 404 and "bee" not in unknown.text
+        assert (await client.get("/load?model=c")).status_code == 401
 
 
 async def test_metrics_and_load_are_of_each_model(tiny_llama: Path) -> None:

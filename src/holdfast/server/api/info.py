@@ -3,7 +3,6 @@ metrics."""
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 
 from fastapi import APIRouter
@@ -46,9 +45,12 @@ def info_routes(models: ServedModels) -> APIRouter:
         ready is enough; `?model=` asks for one of them."""
         if not models.is_open:
             return JSONResponse(HealthResponse("draining"), 503, {"Retry-After": "5"})
+        needs_key = models.config.has_keys  # here everybody asks, and learns no names then
+        if needs_key and model is not None and model not in models.names:
+            raise ApiError(404, "The model does not exist.", param="model", code="model_not_found")
         asked = models.find_all(model)
-        states = [_state(one) for one in asked]
-        state = states[0] if len(states) == 1 else _joined(asked, states)
+        states = {one.model: _state(one) for one in asked}
+        state = states[asked[0].model] if len(asked) == 1 else _joined(states, shows_names=not needs_key)
         if state.status in ("ok", "degraded"):
             return JSONResponse(state)
         retry_after = 5 if state.status == "stuck" else min(one.not_ready.retry_after for one in asked)
@@ -116,13 +118,11 @@ def info_routes(models: ServedModels) -> APIRouter:
     return router
 
 
-def _joined(frontends: Sequence[Frontend], states: list[HealthResponse]) -> HealthResponse:
+def _joined(states: dict[str, HealthResponse], *, shows_names: bool) -> HealthResponse:
     """Return the state of a server of several models."""
-    answering = [one for one in states if one.status == "ok"]
-    status = states[0].status if not answering else "ok" if len(answering) == len(states) else "degraded"
-    return HealthResponse(
-        status, models={one.model: state for one, state in zip(frontends, states, strict=True)}
-    )
+    statuses = [one.status for one in states.values()]
+    status = statuses[0] if len(set(statuses)) == 1 or "ok" not in statuses else "degraded"
+    return HealthResponse(status, models=states if shows_names else None)
 
 
 def _state(frontend: Frontend) -> HealthResponse:
