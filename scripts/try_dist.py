@@ -10,7 +10,7 @@ there is no network and no C compiler, and every environment is empty:
     pipx       pipx run holdfast chat
 
 Each fetches the default model. In the first three `holdfast generate --deterministic` and a server that the openai client
-asks give the same answer. The whole of each, without the downloads, may take --seconds.
+asks give the same answer. The whole of each, without the downloads, may take --seconds; where torch computes, twice as long.
 """
 
 import argparse
@@ -63,6 +63,7 @@ class Trial:
             "UV_FIND_LINKS": str(INDEX),
             "UV_OFFLINE": "1",
             "HF_HUB_OFFLINE": "1",
+            "OMP_WAIT_POLICY": "passive",  # other processes may be computing, too
         }
 
     def run(self, *command: str | Path, stdin: str = "", expected: int = 0) -> str:
@@ -119,7 +120,8 @@ def main() -> None:
     for name in arguments.only:
         with tempfile.TemporaryDirectory(prefix="holdfast-try-") as folder, _timed(name) as times:
             TRIALS[name](Trial(Path(folder)))
-        _require(times["wall"] < arguments.seconds, f"{name} took longer than {arguments.seconds:.0f} s")
+        limit = arguments.seconds * (2 if name in ("pure", "sdist") else 1)
+        _require(times["wall"] < limit, f"{name} took longer than {limit:.0f} s")
 
 
 @contextlib.contextmanager
