@@ -144,8 +144,10 @@ class ServedModels:
         try:
             await frontend.engines.run()
         except (ConfigError, EngineStopped) as error:
+            if not self.has_several:
+                raise
             if isinstance(error, ConfigError) and not frontend.load_seconds:
-                raise ConfigError(f"{frontend.what}: {error}" if self.has_several else str(error)) from error
+                raise ConfigError(f"{frontend.what}: {error}") from error
             frontend.is_given_up = True
             if all(one.is_given_up for one in self.frontends):
                 raise
