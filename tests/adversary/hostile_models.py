@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,7 +42,8 @@ class EditedCheckpoint(DummyCheckpoint):
 
     def __init__(self, edit: Edit, config: DecoderConfig, **options: Any) -> None:
         super().__init__(config, **options)
-        self._edited = {name: edit(name, super(EditedCheckpoint, self).tensor(name)) for name in self.names()}
+        drawn = {name: np.asarray(super(EditedCheckpoint, self).tensor(name)) for name in self.names()}
+        self._edited = {name: edit(name, torch.from_numpy(weights)) for name, weights in drawn.items()}
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         return self._edited[name] if dtype is None else self._edited[name].to(dtype)

@@ -24,7 +24,7 @@ from support.faulty_backend import FaultyBackend
 
 def _plant(engine: Engine) -> None:
     decoder = engine.runner._decoder  # type: ignore[attr-defined]
-    decoder.backend = FaultyBackend(decoder.backend, 1.2)
+    decoder.backend = FaultyBackend(decoder.backend, 2.0)
 
 
 def _open(determinism: str, spot_check_rate: float) -> Engine:
