@@ -4,7 +4,7 @@ held-out: 500, from templates, with names, orders and lengths at random. develop
 long-winded, in lower case, with wrong punctuation; settings are chosen with them. free-1, free-2: 320 that were
 written one by one, without a look at those of training; the wrong answers to the first 160 were read when
 wordings were added to training, those to the others were only counted. free-3: 400 that were written from the
-models' cards alone, of the kinds they are weak at; no training has been scored with them yet.
+models' cards alone, of the kinds they were weak at; their answers were only counted.
 
 Also 60 messages, written like free-3, that mention a coin and instruct something else.
 """

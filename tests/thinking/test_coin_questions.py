@@ -16,7 +16,7 @@ from support import coin_questions as held_out
 from support.coin_questions import CoinMessage, CoinQuestion, coin_messages, coin_questions
 
 # The share of the questions that the packaged model answers.
-EXPECTED = {"held-out": 0.95, "development": 0.86, "free-1": 0.92, "free-2": 0.88, "free-3": 0.43}
+EXPECTED = {"held-out": 0.98, "development": 0.88, "free-1": 0.89, "free-2": 0.88, "free-3": 0.74}
 TEMPLATES = parse_words(Path(held_out.__file__).with_name("coin_templates.txt").read_text(encoding="utf-8"))
 
 
