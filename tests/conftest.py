@@ -53,6 +53,10 @@ PARITY = "tests/parity/"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if "HOLDFAST_TEST_WITHOUT_TORCH" in os.environ and runs_tests:
+        folders = (str(HERE / "support" / "no_torch"), os.environ.get("PYTHONPATH"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))  # for children only
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
