@@ -32,7 +32,7 @@ from holdfast.receipts.receipt import ReceiptFactory
 from holdfast.receipts.signing import SigningKey
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.server.config import ServerConfig
+from holdfast.server.config import ModelConfig, ServerConfig
 from holdfast.server.ipc.host_main import SWITCH_SECONDS, ignore_signals, serve
 from holdfast.server.main import run
 from holdfast.text.tokenizer import Tokenizer
@@ -207,7 +207,7 @@ def serve_sleeping(
         from holdfast.ray.serve_replicas import serve_replicas
 
         return serve_replicas(server, engine, replicas, command)
-    return run(server, engine, command=command)
+    return run(server, [ModelConfig(engine, server.served_model_names)], command=command)
 
 
 def main() -> None:
