@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
@@ -118,6 +119,11 @@ def test_tool_call_round_trip(client: openai.OpenAI, choice: Any) -> None:
         for sent in (first.output, [call.to_dict()], [call.model_dump()])
     }
     assert len(answers) == 1 and answers != {""}
+
+
+def test_route_beside_stored_responses_allows_its_own_method(client: openai.OpenAI) -> None:
+    refused = httpx.options(f"{client.base_url}responses/input_tokens")
+    assert (refused.status_code, refused.headers["Allow"]) == (405, "POST")
 
 
 def test_stored_responses_are_not_found(client: openai.OpenAI) -> None:

@@ -1,7 +1,7 @@
 """POST /v1/responses and /v1/responses/input_tokens."""
 
 from fastapi import APIRouter
-from starlette.exceptions import HTTPException
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,10 +17,19 @@ from holdfast.server.http.sse import JSONResponse
 from holdfast.server.served_models import ServedModels
 
 _STORED = {
-    "/v1/responses/{id}": ["GET", "POST", "DELETE"],
-    "/v1/responses/{id}/cancel": ["POST"],
-    "/v1/responses/{id}/input_items": ["GET"],
+    "/v1/responses/{id:response}": ["GET", "POST", "DELETE"],
+    "/v1/responses/{id:response}/cancel": ["POST"],
+    "/v1/responses/{id:response}/input_items": ["GET"],
 }
+
+
+class _ResponseId(StringConvertor):
+    """The id of a response in a path, which is never the name of a route beside it."""
+
+    regex = r"(?!input_tokens\Z)[^/]+"
+
+
+register_url_convertor("response", _ResponseId())
 
 
 def responses_routes(models: ServedModels) -> APIRouter:
@@ -52,9 +61,7 @@ def responses_routes(models: ServedModels) -> APIRouter:
             )
         return JSONResponse(InputTokens(len(ids)))
 
-    async def refuse_stored(id: str) -> Response:
-        if id == "input_tokens":
-            raise HTTPException(405, headers={"Allow": "POST"})
+    async def refuse_stored() -> Response:
         message = "responses are not stored; keep the response of POST /v1/responses."
         raise ApiError(404, message, code="not_served")
 
