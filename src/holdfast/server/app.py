@@ -68,7 +68,9 @@ def make_app(models: ServedModels) -> FastAPI:
     for path, why in answers("routes").items():
         _refuse(app, path, why)
     if config.has_inspector:
-        app.include_router(inspector_router(lambda name: models.find_all(name)[0].hub, config.send_timeout))
+        app.include_router(
+            inspector_router(lambda name: models.find_all(name)[0].hub, lambda: models.config.send_timeout)
+        )
     app.user_middleware[:] = [
         Middleware(RequestLogMiddleware, models.tenants, models.metrics.refused, models.count_request),
         Middleware(OriginMiddleware, config),

@@ -32,7 +32,7 @@ def hub() -> Hub:
 @pytest.fixture
 def client(hub: Hub) -> TestClient:
     app = FastAPI()
-    app.include_router(inspector_router(lambda name: hub, 60.0))
+    app.include_router(inspector_router(lambda name: hub, lambda: 60.0))
 
     @app.exception_handler(ApiError)
     async def tell(_: Request, error: ApiError) -> JSONResponse:
@@ -93,7 +93,7 @@ def test_page_shows_what_its_client_may_see(
 
     monkeypatch.setattr(Hub, "events", events)
     app = FastAPI()
-    app.include_router(inspector_router(lambda name: hub, 60.0))
+    app.include_router(inspector_router(lambda name: hub, lambda: 60.0))
     scope = scope_of("GET", "/inspector/events")
     set_tenant(scope, tenant)
     scope["client"] = (address, 1)

@@ -54,9 +54,9 @@ _HEADERS = {
 }
 
 
-def inspector_router(find_hub: Callable[[str | None], Hub], send_timeout: float) -> APIRouter:
-    """`/`, `/inspector/<file>` and `/inspector/events`. find_hub: by the name of a model, if the page's
-    address has one."""
+def inspector_router(find_hub: Callable[[str | None], Hub], send_timeout: Callable[[], float]) -> APIRouter:
+    """Return the routes `/`, `/inspector/<file>` and `/inspector/events`. find_hub: by the name of a model, if
+    the page's address has one. send_timeout: of this moment."""
     router = APIRouter(include_in_schema=False)
     files = {name: (STATIC / name).read_bytes() for name in (PAGE, *ASSETS)}
     files[RECORDINGS] = b"[" + b",".join(recording_files()) + b"]"
@@ -73,7 +73,7 @@ def inspector_router(find_hub: Callable[[str | None], Hub], send_timeout: float)
         events = hub.events(shown, request.query_params.get("replica", ""))
         resources = AsyncExitStack()
         resources.push_async_callback(events.aclose)
-        return EventStreamResponse(events, resources, send_timeout=send_timeout)
+        return EventStreamResponse(events, resources, send_timeout=send_timeout())
 
     @router.get("/inspector/{name}")
     async def show_file(name: str) -> Response:
