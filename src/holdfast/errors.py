@@ -21,6 +21,7 @@
     ├── ConfigError             invalid_config           the engine cannot be started with these settings
     ├── EngineStopped           engine_stopped           the engine is shut down, or failed while the request ran
     ├── NotReady                engine_not_ready         no engine is ready, or the server shuts down; ask again
+    │   └── ModelGivenUp        model_given_up           its engine failed too often; restart the server
     ├── TooBusy                 too_many_requests        more is asked for than a share allows; ask again
     └── ServerError             server_error             an HTTP server cannot be reached, or refused the request
 
@@ -168,6 +169,12 @@ class NotReady(_AskAgain):
     """No engine is ready, or the server shuts down."""
 
     code = "engine_not_ready"
+
+
+class ModelGivenUp(NotReady):
+    """The model's engine failed too often; only a restart of the server brings it back."""
+
+    code = "model_given_up"
 
 
 class TooBusy(_AskAgain):

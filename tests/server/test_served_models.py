@@ -1,6 +1,7 @@
 """Several models in one server: how requests find theirs, and what one that loads or fails does to the others."""
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -29,9 +30,11 @@ PATIENCE = 30.0
 pytestmark = pytest.mark.anyio
 
 
-def models_of(folder: Path, keys: tuple[str, ...] = (), **starts: str) -> ServedModels:
-    """Models by name. starts: what the engine process of each does."""
-    config = ServerConfig(api_keys=keys)
+def models_of(
+    folder: Path, keys: tuple[str, ...] = (), files: Path | None = None, **starts: str
+) -> ServedModels:
+    """Models by name. files: where files and batches are kept. starts: what the engine process of each does."""
+    config = ServerConfig(api_keys=keys, files_dir=None if files is None else str(files))
     commands = iter([(sys.executable, str(ENGINE), start) for start in starts.values()])
 
     def connect(server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks) -> EngineProcess[Any]:
@@ -58,6 +61,23 @@ async def running(models: ServedModels) -> AsyncIterator[tuple[httpx.AsyncClient
         with suppress(ConfigError, EngineStopped):
             await task
         models.close()
+
+
+async def run_batch(client: httpx.AsyncClient, *bodies: dict[str, Any]) -> dict[str, Any]:
+    """Return a batch of completions once it is completed."""
+    url = "/v1/completions"
+    lines = [
+        {"custom_id": str(at), "method": "POST", "url": url, "body": one} for at, one in enumerate(bodies)
+    ]
+    content = "\n".join(map(json.dumps, lines))
+    file = await client.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"})
+    asked = {"input_file_id": file.json()["id"], "endpoint": url, "completion_window": "24h"}
+    batch = (await client.post("/v1/batches", json=asked)).json()
+    async with asyncio.timeout(PATIENCE):
+        while batch["status"] != "completed":
+            await asyncio.sleep(0.02)
+            batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
+    return cast(dict[str, Any], batch)
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
@@ -121,10 +141,10 @@ async def test_metrics_and_load_are_of_each_model(tiny_llama: Path) -> None:
 
 
 async def test_model_that_dies_too_often_leaves_the_others_served(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(engine_process, "MAX_DEATHS", 1)
-    models = models_of(tiny_llama, a="ready", b="dies")
+    models = models_of(tiny_llama, files=tmp_path, a="ready", b="dies")
     async with running(models) as (client, task):
         async with asyncio.timeout(PATIENCE):
             while not models.find("b").is_given_up:
@@ -136,6 +156,8 @@ async def test_model_that_dies_too_often_leaves_the_others_served(
         answer = await client.post("/v1/completions", json={**ANSWER, "model": "a"})
         assert answer.status_code == 200
         assert (await client.get("/health?model=b")).json()["status"] == "failed"
+        batch = await run_batch(client, {**ANSWER, "model": "a"}, {**ANSWER, "model": "b"})
+        assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
         cast(EngineProcess[Any], models.find("a").engines).port.kill()
         with pytest.raises(EngineStopped):  # none is left
             await asyncio.wait_for(task, PATIENCE)

@@ -22,7 +22,7 @@ from holdfast.batches.lines import (
     output_line,
     read_lines,
 )
-from holdfast.errors import ServerError
+from holdfast.errors import ModelGivenUp, ServerError
 
 _BUSY = (429, 503)
 _DENIED = (401, 403)
@@ -96,9 +96,15 @@ class BatchRunner:
             self._heard = time.monotonic()
             if response.status_code in _DENIED:
                 raise ServerError(f"the server refuses the API key: {response.text[:300]}")
-            if response.status_code not in _BUSY:
+            if response.status_code not in _BUSY or _is_given_up(response):
                 return response.status_code, _content(response)
             await asyncio.sleep(_wait_seconds(response))
+
+
+def _is_given_up(response: httpx.Response) -> bool:
+    """Return whether the line's model failed too often, so that asking again is of no use."""
+    error = _content(response).get("error")
+    return isinstance(error, dict) and error.get("code") == ModelGivenUp.code
 
 
 def _wait_seconds(response: httpx.Response) -> float:

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from holdfast.core.cancel_token import CancelToken
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import ShowProgress, StartUpStage
-from holdfast.errors import EngineStopped, NotReady
+from holdfast.errors import EngineStopped, ModelGivenUp, NotReady
 from holdfast.models.locate import locate
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
@@ -131,9 +131,8 @@ class Frontend:
     def not_ready(self) -> NotReady:
         """Return the error for requests while no engine is ready."""
         if self.is_given_up:
-            return NotReady(
-                f"{self.what} failed too often; see the server's log", retry_after=_GIVEN_UP_SECONDS
-            )
+            message = f"{self.what} failed too often; see the server's log"
+            return ModelGivenUp(message, retry_after=_GIVEN_UP_SECONDS)
         return NotReady(f"{self.what} is not ready yet; ask again", retry_after=self.engines.retry_after)
 
     @property

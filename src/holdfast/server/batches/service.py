@@ -268,11 +268,13 @@ def _kind_of(output: dict[str, Any]) -> str:
 
 
 async def _fingerprint(frontend: "Frontend") -> str:
-    """Return the engine's fingerprint, once there is an engine."""
+    """Return the engine's fingerprint, once there is an engine, or "none" if there will be none."""
     while True:
         try:
             return (await frontend.engines.requests.wait_for_fingerprint()).digest
         except (NotReady, EngineStopped):
+            if frontend.is_given_up:
+                return "none"
             await asyncio.sleep(_START_SECONDS)
 
 
