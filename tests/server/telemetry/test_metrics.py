@@ -330,3 +330,12 @@ def test_token_histogram_has_the_samples_of_the_library():
         plain.labels(kind)
         fast.labels(kind)
     assert samples(list(ours.collect())) == samples(list(theirs.collect()))
+
+
+def test_model_may_be_named_unknown():
+    server = ServerMetrics({"a": Metrics(), "unknown": Metrics()})
+    server.refused("early")
+    assert read(server, "holdfast_generation_tokens_total", model="unknown", deterministic="false") == 0
+    assert read(
+        server, "holdfast_request_errors_total", model="unknown", deterministic="unknown", code="early"
+    )

@@ -51,10 +51,10 @@ class ServerMetrics:
 
     def _of_models(self) -> Iterable[Metric]:
         """Return the families of all models, joined by name."""
-        by_model = {name: one.collect() for name, one in self._models.items()}
-        by_model[_UNKNOWN] = [*self._registry.collect()]
+        collected = [(name, one.collect()) for name, one in self._models.items()]
+        collected.append((_UNKNOWN, [*self._registry.collect()]))  # a model may have this name, too
         merged: dict[str, Metric] = {}
-        for model, families in by_model.items():
+        for model, families in collected:
             for family in families:
                 samples = family.samples
                 if len(self._models) > 1:
