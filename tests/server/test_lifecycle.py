@@ -191,6 +191,11 @@ def test_sighup_reads_keys_and_limits_again(tiny_llama: Path, tmp_path: Path) ->
         write(keys.read_text(), "read the keys again: 1 tenants")
         server.wait_for("read at the next start only: port")
         assert with_two_stops() == 200
+        config.unlink()
+        os.mkfifo(config)
+        write(keys.read_text(), "is a pipe, which is read only once")
+        config.unlink()
+        config.write_text(f"max-stops: 2\nkey-file: {keys}")
         write(
             "[[tenant]]\nname = 'bob'\nkey = secret-b",
             "keys and limits stay as they are: .*keys.toml.*line 3",

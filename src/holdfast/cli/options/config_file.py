@@ -39,6 +39,8 @@ def reload_config_file(context: typer.Context, path: Path, start: T) -> tuple[T,
 
     The command line and the environment count as before. Raises `ConfigError`; the values of before stay.
     """
+    if not path.is_file():
+        raise ConfigError(f"the configuration file {path} is gone, or is a pipe, which is read only once")
     before = context.default_map or {}, context.meta[LINES]
     context.default_map, context.meta[LINES] = now, _ = read_config_file(path, _options(context))
     try:
