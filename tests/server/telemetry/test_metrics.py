@@ -335,7 +335,5 @@ def test_token_histogram_has_the_samples_of_the_library():
 def test_model_may_be_named_unknown():
     server = ServerMetrics({"a": Metrics(), "unknown": Metrics()})
     server.refused("early")
-    assert read(server, "holdfast_generation_tokens_total", model="unknown", deterministic="false") == 0
-    assert read(
-        server, "holdfast_request_errors_total", model="unknown", deterministic="unknown", code="early"
-    )
+    assert of_request(server, "generation_tokens_total", model="unknown") == 0
+    assert of_request(server, "request_errors_total", "unknown", model="unknown", code="early") == 1
