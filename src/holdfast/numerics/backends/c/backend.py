@@ -21,6 +21,7 @@ from holdfast.numerics.backends.c.layers import (
     norm_code,
 )
 from holdfast.numerics.backends.c.recurrence import CRecurrence, checked_spans
+from holdfast.numerics.backends.c.threads import ThreadCount, waiting_counter
 from holdfast.numerics.backends.cpu import CpuBackend, new_bytes
 from holdfast.numerics.batch_sizes import cpu_batch_sizes
 from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
@@ -61,7 +62,8 @@ class CBackend(CRecurrence, CpuBackend):
         self.dtype, self.device = dtype, device or main_memory(dtype)
         self._arrays = arrays_on(self.device)
         self._kernels = kernels
-        self._num_threads = num_threads
+        self._num_threads = num_threads  # of the operations of this pass
+        self._threads = ThreadCount(num_threads, waiting_counter(kernels))
         # By the first layer's id and their number.
         self._tables: dict[tuple[int, int], LayerTable] = {}
         self._code = CODES[dtype]
@@ -84,7 +86,9 @@ class CBackend(CRecurrence, CpuBackend):
     def in_fp32(self) -> "CBackend":
         if self._code == 0:
             return self
-        return CBackend(self._arrays.float32, self._kernels, self._num_threads, device=self.device)
+        other = CBackend(self._arrays.float32, self._kernels, self._num_threads, device=self.device)
+        other._threads = self._threads
+        return other
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
@@ -314,6 +318,7 @@ class CBackend(CRecurrence, CpuBackend):
         *,
         canonical: bool,
     ) -> None:
+        self._num_threads = self._threads.update()
         table = self._find_table((weights,), shape, (kv,))
         if table is None:
             run_layer(self, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
@@ -332,6 +337,7 @@ class CBackend(CRecurrence, CpuBackend):
         *,
         canonical: bool,
     ) -> None:
+        self._num_threads = self._threads.update()
         table = self._find_table(weights, shape, kv) if weights else None
         if table is None:
             run_layers(self, residual, x, weights, shape, kv, batch, ropes, canonical=canonical)

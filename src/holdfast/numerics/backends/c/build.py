@@ -25,7 +25,7 @@ from holdfast.numerics.cache_dir import cache_dir, locked, read_checked, write_c
 _SOURCE_DIR = Path(__file__).parent
 _UNITS = (
     *("block_linear.c", "linear.c", "attention.c", "rowwise.c", "sampling.c", "blocks.c", "layer.c"),
-    *("recurrence.c", "entry.c"),
+    *("recurrence.c", "threads.c", "entry.c"),
 )
 _HEADERS = (
     *("blocks.h", "block_dot.h", "block_panel.h", "block_tile.h", "simd.h", "simd_plain.h", "kernels.h"),

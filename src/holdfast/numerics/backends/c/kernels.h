@@ -17,6 +17,7 @@
 #define BARRIER PRAGMA(omp barrier)
 #define PART_LEN 256 /* elements of a row that one thread converts, where there are few rows */
 
+void run_thread_ids(int64_t *ids, int64_t threads);
 void run_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K, int64_t dt, int64_t threads);
 void run_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M, int64_t N,
                 int64_t K, int64_t dt, int64_t out_dt, int64_t threads);

@@ -38,6 +38,7 @@ _SIGNATURES = {
     "short_conv": "p" * 10 + "i" * 14 + "ddd" + "pi",
     "gated_norm": "pppp" + "i" * 7 + "di",
     "sigmoid_mul": "pppiiiii",
+    "thread_ids": "pi",
     "layers": "pppi" + "p" * 8 + "i" * 13 + "dddd" + "pii",
     "sample": "ppiippppppi",
     "logsumexp": "ppiii",
@@ -45,6 +46,7 @@ _SIGNATURES = {
     "topk": "pppiiii",
     "noise": "piii",
 }
+_PAUSE_SOFT = 1  # of OpenMP: keeps what the program has set
 _WORDS = str.maketrans("pid", "qqd")
 _VARIANTS = {4: "neon", 8: "avx2", 16: "avx512"}
 
@@ -82,6 +84,7 @@ class CKernels:
     packed_bytes: Callable[[int, int, int], int]
     block_bytes: Callable[[int, int, int], int]
     run: SimpleNamespace  # the functions of _SIGNATURES, by name
+    end_pool: Callable[[], None] | None  # ends the threads of the caller's pool, where OpenMP can
 
 
 def _bind(function: Any, signature: str) -> Callable[..., None]:
@@ -128,4 +131,11 @@ def bind_kernels(built: Built) -> CKernels:
     variant = _VARIANTS[int(library["holdfast_vector_width"]())]
     has_amx = bool(library["holdfast_has_amx"]())
     form = str(block_form(), "ascii")
-    return CKernels(built, variant, has_amx, form, packed_bytes, block_bytes, SimpleNamespace(**functions))
+    run = SimpleNamespace(**functions)
+    return CKernels(built, variant, has_amx, form, packed_bytes, block_bytes, run, _end_pool(library))
+
+
+def _end_pool(library: ctypes.CDLL) -> Callable[[], None] | None:
+    """Return what ends the threads that wait for the caller's next region; None before OpenMP 5.0."""
+    pause = getattr(library, "omp_pause_resource_all", None)
+    return None if pause is None else functools.partial(pause, _PAUSE_SOFT)
