@@ -83,6 +83,12 @@ TABLES: dict[str, Callable[[], str]] = {
         "ratio",
         *("model", "format", "beside", "prefill 512", "1 stream", "8 streams", "32 streams"),
     ),
+    "cpu-busy": partial(
+        flat,
+        "cpu-busy",
+        "speed",
+        *("through", "busy", "1 stream", "4 streams", "16 streams", "least / quiet"),
+    ),
     "gpu-cells": partial(
         across,
         "bench-gpu",
