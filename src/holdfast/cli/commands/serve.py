@@ -1,6 +1,7 @@
 """`holdfast serve`: start a server; options from the command line, the environment, a file."""
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -120,9 +121,9 @@ def _models(
 def _named(text: str, engine: EngineConfig) -> ModelConfig:
     """Return the model of a `NAME=MODEL`, or of a `MODEL`."""
     name, equals, model = text.partition("=")
-    if not equals or Path(text).expanduser().exists():
+    if not equals or os.path.exists(os.path.expanduser(text)):  # False for a text too long for a path
         return ModelConfig(replace(engine, model=text))
-    if not name.strip() or not model.strip() or not name.isprintable():
+    if not name or name != name.strip() or not model.strip() or not name.isprintable():
         raise ConfigError(f"--model takes MODEL or NAME=MODEL, not {show(text)}")
     return ModelConfig(replace(engine, model=model), (name,))
 
