@@ -1,6 +1,7 @@
 """Paged attention: near the fp64 softmax, and the same bits in decode, in a window and in a chunk."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -204,3 +205,44 @@ def test_long_context_among_short_ones_has_the_bits_it_has_alone(
             q[request : request + 1], store.layer, store.batch([end]), scale=0.1, window=window
         )
         assert same_bits(alone[0], together[request])
+
+
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("scores", ["far above", "far below"])
+def test_attention_bits_are_the_same_where_scores_differ_by_far(
+    backend: Backend, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, window: int | None, scores: str
+) -> None:
+    """In some pages they exceed those of the pages before by far more than 2^40; or all are far below 0."""
+    heads, kv_heads, width = HEADS[0]
+    context, first = (1500, 900) if HAS_GPU else (330, 290)
+    store = make_store(backend, dtype, [context], kv_heads, width)
+    q = random(context - first, heads, width, dtype=dtype, device=backend.device)
+    for at, page in enumerate(store.page_table[0].tolist()[: -(-context // backend.page_size)]):
+        if scores == "far below":
+            store.layer.keys[page] = store.layer.keys[page].abs() * -8
+        elif at % 5 == 3:
+            store.layer.keys[page] *= 96
+    if scores == "far below":
+        q = q.abs()
+    marked = []
+    hopper = paged._hopper
+    if hopper is not None:
+        compute = hopper.attention_tall
+
+        def record(*args: Any, **options: Any) -> Tensor:
+            marks: Tensor = compute(*args, **options)
+            marked.append(marks.any())
+            return marks
+
+        monkeypatch.setattr(hopper, "attention_tall", record)
+
+    def attend(spans: list[tuple[int, int, int]], queries: Tensor) -> Tensor:
+        return backend.attention(queries, store.layer, store.batch(spans), scale=0.11, window=window)
+
+    whole = attend([(0, first, len(q))], q)
+    assert whole.isfinite().all()
+    if scores == "far above" or window is not None:  # else the first block is as far below
+        assert all(marked)
+    for at in (0, 1, 63, 64, len(q) // 2, len(q) - 1):
+        assert same_bits(attend([(0, first + at, 1)], q[at : at + 1])[0], whole[at])
+    assert same_bits(attend([(0, first + 5, 30)], q[5:35]), whole[5:35])

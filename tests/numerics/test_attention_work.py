@@ -87,7 +87,7 @@ from holdfast.numerics.backends.triton.attention.hopper import _attention_hopper
 
 layout = gl.NVMMASharedLayout.get_default_for([64, 128], gl.bfloat16)
 pool = f"tensordesc<bf16[64, 128],{layout!r}>"
-types = dict(out="*bf16", q="*bf16", keys=pool, values=pool, positions="*i64", tiles="*i32", pages="*i32",
+types = dict(out="*bf16", marks="*i1", q="*bf16", keys=pool, values=pool, positions="*i64", tiles="*i32", pages="*i32",
              scale="fp32", window="i32")
 shape = dict(KV_HEADS=8, GROUP=4, WIDTH=128, BLOCK_N=64, PER_SPLIT=4, WINDOWED=False, STAGES=4)
 names = kernel.arg_names

@@ -13,7 +13,7 @@ from importlib.resources.abc import Traversable
 VERSIONS = {
     "kernels/c": 2,  # the C kernels and their flags
     "kernels/torch": 1,
-    "kernels/triton": 1,
+    "kernels/triton": 2,
     "model": 3,  # from weights and token ids to the last norm, and to embeddings
     "sampling": 1,  # from logits to committed tokens and logprobs
     "text": 3,  # prompts, chat templates, the text of an answer, grammars

@@ -7,10 +7,13 @@ cores wait. This kernel is written in Gluon, Triton's lower level, and gives war
     consumer 0    4 warps    rows 0 to 63 of the tile
     consumer 1    4 warps    rows 64 to 127
 
-While one consumer computes its softmax, the other one multiplies: they take turns to issue matrix
-instructions. A consumer also issues Q K of the next block before P V of this one. The order of all
-operations on one row is that of `_attention_tall`, and fusing a product and a sum is switched off
-(`enable_fp_fusion=False`) where it does not write `fma`.
+While one consumer computes its softmax, the other one multiplies. A consumer also issues Q K of the next
+block before P V of this one.
+
+Scores are subtracted from one reference for a row, the maximum of its first block, where `_attention_tall` takes
+the maximum so far: no sum is rescaled. The references are integers and the scores multiples of 2^-14, so a weight
+differs by a power of two, and no rounding does. To `ex2.approx` that is exact below 0, so `_MARGIN` is added to the
+reference. A row whose scores exceed it, or stay far below, is marked, and `redo_marked` computes its tile.
 """
 
 import torch
@@ -27,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from holdfast.numerics.attention_tiles import TILE_COLUMNS
+from holdfast.numerics.backends.triton.attention.scores import SCORE_GRID, TINY_RESULT
 from holdfast.numerics.backends.triton.launch import compute_capability
 from holdfast.numerics.forward_batch import KVLayer
 
@@ -35,15 +39,16 @@ _ROWS = gl.constexpr(64)  # of one consumer
 _STAGES = 4  # pages of K and of V in shared memory
 _WIDTHS = (64, 128)
 _MASKED = gl.constexpr(-1.0e30)
+_MARGIN = gl.constexpr(40.0)
+_LEAST_SUM = gl.constexpr(2.0**-80)  # 1 is too much: then a score may exceed its reference
 _COLUMNS = gl.constexpr(TILE_COLUMNS)
-_ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 def supports(q: Tensor, layer: KVLayer) -> bool:
-    """Whether this kernel can compute q [tokens, H, D]. It needs a Hopper GPU: other generations
-    have other matrix instructions."""
+    """Whether this kernel can compute q [tokens, H, D]. It needs a Hopper GPU, as other generations have other
+    matrix instructions, and bfloat16, as small weights in float16 are rounded more coarsely."""
     return (
-        q.dtype in _ELEMENTS
+        q.dtype == torch.bfloat16
         and q.shape[2] in _WIDTHS
         and layer.values.is_contiguous()
         and layer.keys.transpose(2, 3).is_contiguous()
@@ -62,36 +67,43 @@ def attention_tall(
     log2_scale: float,
     window: int | None,
     split_len: int,
-) -> None:
-    """Write the tokens of `tiles` int32 [n, 6] to out [tokens, H * D]. log2_scale: the scale of the
-    scores for powers of two."""
+) -> Tensor:
+    """Write the tokens of `tiles` int32 [n, 6] to out [tokens, H * D]. Return which of them are to be computed
+    again, bool [n, KV heads, 2]: one of the two for each consumer. log2_scale: the scale of the scores for
+    powers of two."""
     _, heads, width = q.shape
     num_pages, kv_heads, page_size, _ = layer.values.shape
     block = [page_size, width]
-    layout = gl.NVMMASharedLayout.get_default_for(block, _ELEMENTS[q.dtype])
+    layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
     pools = (layer.keys.transpose(2, 3), layer.values)
     rows = num_pages * kv_heads * page_size
+    marks = torch.empty((len(tiles), kv_heads, 2), dtype=torch.bool, device=q.device)
     keys, values = (TensorDescriptor(pool, [rows, width], [width, 1], block, layout) for pool in pools)
     _attention_hopper[(len(tiles), kv_heads)](
-        *(out, q, keys, values, positions, tiles, page_table, log2_scale, window or 0),
+        *(out, marks, q, keys, values, positions, tiles, page_table, log2_scale, window or 0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, WIDTH=width, BLOCK_N=page_size,
         PER_SPLIT=split_len // page_size, WINDOWED=window is not None, STAGES=_STAGES,
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
+    return marks
 
 
 @gluon.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=["tiles"])
 def _attention_hopper(
-    out, q, keys, values, positions, tiles, pages, scale, window,
+    out, marks, q, keys, values, positions, tiles, pages, scale, window,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, BLOCK_N: gl.constexpr,
     PER_SPLIT: gl.constexpr, WINDOWED: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     tile = gl.num_programs(0) - 1 - gl.program_id(0)  # the longest contexts of a chunk first
     head = gl.program_id(1)
     tiles += tile * _COLUMNS
+    marks += (tile * KV_HEADS + head) * 2
     first_row, num_tokens = gl.load(tiles), gl.load(tiles + 1)
     pages += gl.load(tiles + 2)
-    if num_tokens > 0:
+    if num_tokens == 0:
+        gl.store(marks, False)
+        gl.store(marks + 1, False)
+    else:
         first_position = gl.load(positions + first_row).to(gl.int32)
         begin = 0
         if WINDOWED:
@@ -121,9 +133,9 @@ def _attention_hopper(
         buffers = (k_blocks, v_blocks, k_full, k_empty, v_full, v_empty)
         gl.warp_specialize(
             [
-                (_consume, (out, q, queries, ones, where, buffers, 0,
+                (_consume, (out, marks, q, queries, ones, where, buffers, 0,
                             KV_HEADS, GROUP, WIDTH, BLOCK_N, PER_SPLIT, WINDOWED, STAGES)),
-                (_consume, (out, q, queries, ones, where, buffers, 1,
+                (_consume, (out, marks, q, queries, ones, where, buffers, 1,
                             KV_HEADS, GROUP, WIDTH, BLOCK_N, PER_SPLIT, WINDOWED, STAGES)),
                 (_produce, (keys, values, pages, head, begin, end, buffers,
                             KV_HEADS, BLOCK_N, BLOCK_N * WIDTH * 2, STAGES)),
@@ -152,7 +164,7 @@ def _produce(
 
 @gluon.jit
 def _consume(
-    out, q, queries, ones, where, buffers,
+    out, marks, q, queries, ones, where, buffers,
     PART: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr,
     BLOCK_N: gl.constexpr, PER_SPLIT: gl.constexpr, WINDOWED: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -175,64 +187,45 @@ def _consume(
     )
     fence_async_shared()
     gl.thread_barrier()
-    query = mine
-    if not WINDOWED:  # with a window the registers do not suffice
-        query = mine.load(gl.DotOperandLayout(0, score_layout, 2))
-
     tile_row = PART * _ROWS + gl.arange(0, _ROWS, row_layout)
     last_position = first_position + num_tokens - 1
     position = gl.where(tile_row // GROUP < num_tokens, first_position + tile_row // GROUP, -1)
     seen = (position, first_position, last_position, scale, window)
-    row_max = gl.full([_ROWS], _MASKED, gl.float32, row_layout)
     row_sum = gl.zeros([_ROWS, 8], gl.float32, sum_layout)
     acc = gl.zeros([_ROWS, WIDTH], gl.float32, acc_layout)
-    split_max = gl.full([_ROWS], _MASKED, gl.float32, row_layout)
     split_sum = gl.zeros([_ROWS, 8], gl.float32, sum_layout)
     split_acc = gl.zeros([_ROWS, WIDTH], gl.float32, acc_layout)
     no_dots = gl.zeros([_ROWS, BLOCK_N], gl.float32, score_layout)
 
     mbarrier.wait(k_full.index(0), 0)
-    dots = warpgroup_mma(query, k_blocks.index(0).permute((1, 0)), no_dots, use_acc=False, is_async=True)
+    dots = warpgroup_mma(mine, k_blocks.index(0).permute((1, 0)), no_dots, use_acc=False, is_async=True)
     dots = warpgroup_mma_wait(0, deps=[dots])
     mbarrier.arrive(k_empty.index(0))
-    weights, split_max, rescale = _softmax(dots, split_max, begin, True, seen, BLOCK_N, WINDOWED, dtype)
-    mbarrier.wait(k_full.index(1), 0, pred=begin + 1 < end)
-    if (PART == 1) & (begin + 1 < end):
-        _give_turn(PART)
+    scores = _scores(dots, begin, seen, BLOCK_N, WINDOWED)
+    highest = gl.max(scores, 1)
+    reference = gl.where(highest == _MASKED, SCORE_GRID, gl.ceil(highest)) + _MARGIN
+    weights = gl.exp2(scores - reference[:, None]).to(dtype)
     for at in range(begin, end - 1):
         # P V of block `at`, and Q K and the softmax of the next one.
         k_stage, k_phase = _place(at + 1 - begin, STAGES)
         v_stage, v_phase = _place(at - begin, STAGES)
-        _take_turn(PART)
-        dots = warpgroup_mma(
-            query, k_blocks.index(k_stage).permute((1, 0)), no_dots, use_acc=False, is_async=True
-        )
+        mbarrier.wait(k_full.index(k_stage), k_phase)
         mbarrier.wait(v_full.index(v_stage), v_phase)
+        dots = warpgroup_mma(
+            mine, k_blocks.index(k_stage).permute((1, 0)), no_dots, use_acc=False, is_async=True
+        )
         split_acc, split_sum, used = _multiply(
             weights, v_blocks.index(v_stage), ones, split_acc, split_sum, (at % PER_SPLIT != 0) & (at > begin)
         )
-        if (PART == 0) | (at + 2 < end):  # the last turn is taken by consumer 1
-            _give_turn(PART)
         dots = warpgroup_mma_wait(2, deps=[dots])
         mbarrier.arrive(k_empty.index(k_stage))
-        ends_split = (at + 1) % PER_SPLIT == 0
-        next_weights, next_max, rescale = _softmax(
-            dots, split_max, at + 1, ends_split, seen, BLOCK_N, WINDOWED, dtype
-        )
-        # Ask for the softmax before the wait for P V. Where registers are short, ptxas moves it behind.
-        next_weights = gl.inline_asm_elementwise(
-            "", "=r,0", [next_weights], weights.dtype, is_pure=False, pack=2
-        )
-        k_stage, k_phase = _place(at + 2 - begin, STAGES)
-        mbarrier.wait(k_full.index(k_stage), k_phase, pred=at + 2 < end)
+        scores = _scores(dots, at + 1, seen, BLOCK_N, WINDOWED)
+        next_weights = gl.exp2(scores - reference[:, None]).to(dtype)
         split_acc, split_sum, next_weights = _wait(split_acc, split_sum, used, next_weights)
         mbarrier.arrive(v_empty.index(v_stage))
-        if ends_split:
-            row_max, row_sum, acc = _merge(row_max, row_sum, acc, split_max, split_sum, split_acc)
-        else:
-            split_acc *= gl.convert_layout(rescale, gl.SliceLayout(1, acc_layout))[:, None]
-            split_sum *= gl.convert_layout(rescale, gl.SliceLayout(1, sum_layout))[:, None]
-        split_max, weights = next_max, next_weights
+        if (at + 1) % PER_SPLIT == 0:
+            acc, row_sum = acc + split_acc, row_sum + split_sum
+        weights = next_weights
 
     # The last block of V. A slot after the last token may hold NaN, and 0 * NaN is NaN. The queries
     # are not needed any more; the block without such slots takes their place.
@@ -245,15 +238,18 @@ def _consume(
     continues = ((end - 1) % PER_SPLIT != 0) & (end - 1 > begin)
     split_acc, split_sum, used = _multiply(weights, mine, ones, split_acc, split_sum, continues)
     split_acc, split_sum, weights = _wait(split_acc, split_sum, used, weights)
-    row_max, row_sum, acc = _merge(row_max, row_sum, acc, split_max, split_sum, split_acc)
+    acc, row_sum = acc + split_acc, row_sum + split_sum
 
-    row_sum = gl.max(row_sum, 1)  # all columns are equal
-    result = acc / gl.convert_layout(row_sum, gl.SliceLayout(1, acc_layout))[:, None] + 0.0  # -0 becomes 0
+    row_sum = gl.convert_layout(gl.max(row_sum, 1), gl.SliceLayout(1, acc_layout))  # all columns are equal
+    result = acc / row_sum[:, None] + 0.0  # -0 becomes 0
+    result = gl.where(gl.abs(result) < TINY_RESULT, 0.0, result)
     tile_row = PART * _ROWS + gl.arange(0, _ROWS, gl.SliceLayout(1, acc_layout))
     row = (first_row + tile_row // GROUP).to(gl.int64) * (KV_HEADS * GROUP) + head * GROUP + tile_row % GROUP
     dim = gl.arange(0, WIDTH, gl.SliceLayout(0, acc_layout))
-    valid = (tile_row // GROUP < num_tokens)[:, None]
-    gl.store(out + row[:, None] * WIDTH + dim[None, :], result.to(dtype), mask=valid)
+    valid = tile_row // GROUP < num_tokens
+    gl.store(out + row[:, None] * WIDTH + dim[None, :], result.to(dtype), mask=valid[:, None])
+    is_far = valid & ~((row_sum > _LEAST_SUM) & (row_sum < 1.0))
+    gl.store(marks + PART, gl.max(is_far.to(gl.int32), 0) > 0)
 
 
 @gluon.jit
@@ -263,51 +259,24 @@ def _place(step, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _take_turn(PART: gl.constexpr):
-    """Wait until the other consumer gives the turn. Triton does not use the barriers 8 and 9."""
-    if PART == 0:
-        _on_barrier("bar.sync 8, 256; mov.u32 $0, 0;")
-    else:
-        _on_barrier("bar.sync 9, 256; mov.u32 $0, 0;")
-
-
-@gluon.jit
-def _give_turn(PART: gl.constexpr):
-    if PART == 0:
-        _on_barrier("bar.arrive 9, 256; mov.u32 $0, 0;")
-    else:
-        _on_barrier("bar.arrive 8, 256; mov.u32 $0, 0;")
-
-
-@gluon.jit
-def _on_barrier(INSTRUCTION: gl.constexpr):
-    gl.inline_asm_elementwise(INSTRUCTION, "=r", [], gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _softmax(
-    dots, split_max, block, begins_split, seen,
-    BLOCK_N: gl.constexpr, WINDOWED: gl.constexpr, DTYPE: gl.constexpr,
-):  # fmt: skip
-    """The weights of a block, the split's maximum with it, and the factor for what was summed
-    before it. Only blocks at the end of the context, or of the window, are masked."""
+def _scores(dots, block, seen, BLOCK_N: gl.constexpr, WINDOWED: gl.constexpr):
+    """Return the scores of a block, SCORE_GRID added. Only blocks at the end of the context, or of the window, are
+    masked."""
     position, first_position, last_position, scale, window = seen
+    layout: gl.constexpr = dots.type.layout
     start = block * BLOCK_N
-    scores = dots * scale
+    grid = gl.full([_ROWS, BLOCK_N], SCORE_GRID, gl.float32, layout)
+    scores = gl.fma(dots, gl.full([_ROWS, BLOCK_N], scale, gl.float32, layout), grid)
     is_masked = start + BLOCK_N - 1 > first_position
     if WINDOWED:
         is_masked = is_masked | (start <= last_position - window)
     if is_masked:
-        slot = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, dots.type.layout))
+        slot = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
         visible = slot[None, :] <= position[:, None]
         if WINDOWED:
             visible = visible & (slot[None, :] > position[:, None] - window)
         scores = gl.where(visible, scores, _MASKED)
-    split_max = gl.where(begins_split, _MASKED, split_max)
-    new_max = gl.maximum(split_max, gl.max(scores, 1))
-    base = gl.where(new_max == _MASKED, 0.0, new_max)  # a row that sees nothing gets weights of 0
-    weights = gl.exp2(scores - base[:, None]).to(DTYPE)
-    return weights, new_max, gl.exp2(split_max - new_max)
+    return scores
 
 
 @gluon.jit
@@ -329,20 +298,3 @@ def _wait(split_acc, split_sum, used, next_weights):
         0, deps=[split_acc, split_sum, for_acc, for_sum, next_weights]
     )
     return split_acc, split_sum, next_weights
-
-
-@gluon.jit
-def _merge(row_max, row_sum, acc, split_max, split_sum, split_acc):
-    """As `_merge` in `paged.py`. A split that is not visible has a sum and weights of 0, so it
-    needs no `where`."""
-    new_max = gl.maximum(row_max, split_max)
-    rescale, split_scale = gl.exp2(row_max - new_max), gl.exp2(split_max - new_max)
-    sum_row: gl.constexpr = gl.SliceLayout(1, row_sum.type.layout)
-    rescale_2d = gl.convert_layout(rescale, sum_row)[:, None]
-    split_scale_2d = gl.convert_layout(split_scale, sum_row)[:, None]
-    row_sum = gl.fma(row_sum, gl.broadcast(rescale_2d, row_sum)[0], split_sum * split_scale_2d)
-    acc_row: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    rescale_2d = gl.convert_layout(rescale, acc_row)[:, None]
-    split_scale_2d = gl.convert_layout(split_scale, acc_row)[:, None]
-    acc = gl.fma(acc, gl.broadcast(rescale_2d, acc)[0], split_acc * split_scale_2d)
-    return new_max, row_sum, acc

@@ -35,8 +35,8 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.numerics.attention_tiles import TILE_COLUMNS, list_decode_tiles, list_tiles
+from holdfast.numerics.backends.triton.attention.scores import SCORE_GRID, as_reference, divide, scale_scores
 from holdfast.numerics.backends.triton.attention.work import list_work
-from holdfast.numerics.backends.triton.elementwise import tanh
 from holdfast.numerics.backends.triton.launch import (
     INTERPRETED,
     no_pdl,
@@ -54,6 +54,7 @@ SPLIT_PAGES = SPLIT // PAGE_SIZE
 COLUMNS = tl.constexpr(TILE_COLUMNS)
 _SHORT_TILE, _TALL_TILE = 16, 128  # rows of a tile: tokens times query heads per KV head
 _SPLITS_LOADED = 8  # at once, by the kernel that merges splits
+_MARKS = 32  # of the kernel for Hopper GPUs, which one program reads
 _MAX_SHORT_SPAN = 64  # longer spans use tall tiles
 _LOG2E = 1.4426950408889634
 LOG2E = tl.constexpr(_LOG2E)
@@ -107,19 +108,23 @@ def attention(
     keys, values = layer.keys, layer.values
     block_d = max(16, triton.next_power_of_2(width))
     strides = (*(keys.stride(axis) for axis in (0, 1, 3)), *(values.stride(axis) for axis in (0, 1, 2)))
+    is_plain = soft_cap is None and sinks is None
     shape = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": width, "BLOCK_D": block_d, "BLOCK_N": KV_BLOCK}
     shape |= {"SPLIT_LEN": SPLIT, "PAGE": PAGE_SIZE, "WINDOWED": window is not None}
     shape |= {"CAPPED": soft_cap is not None, "HAS_SINKS": sinks is not None}
+    shape |= {"GRID": SCORE_GRID.value if is_plain and q.element_size() == 2 else 0.0}
     fits_three_blocks = q.element_size() * block_d <= 256  # three blocks of K and V fit in shared memory
     log2_scale = scale * _LOG2E if soft_cap is None else scale / soft_cap
     common = (batch.page_table, log2_scale, (soft_cap or 0.0) * _LOG2E, window or 0)
     settings = (*common, q if sinks is None else sinks, *strides)
-    is_plain = soft_cap is None and sinks is None
-    if len(tall) and not (
-        is_plain and _attend_on_hopper(out, q, layer, batch, tall, scale=scale, window=window)
-    ):
-        _attention_tall[(len(tall), kv_heads)](
-            *(out, q, keys, values, batch.positions, tall), *settings, **shape, BLOCK_M=_TALL_TILE,
+    if len(tall):
+        marks = None
+        if is_plain:
+            marks = _attend_on_hopper(out, q, layer, batch, tall, scale=scale, window=window)
+        grid = (len(tall), kv_heads) if marks is None else (-(-marks.numel() // _MARKS), 1)
+        _attention_tall[grid](
+            *(out, q if marks is None else marks, q, keys, values, batch.positions, tall, len(tall)), *settings,
+            **shape, BLOCK_M=_TALL_TILE, MARKS=0 if marks is None else _MARKS,
             num_warps=8, num_stages=3 if fits_three_blocks else 1, **pdl_launch,
         )  # fmt: skip
     if not len(short):
@@ -143,7 +148,7 @@ def attention(
             *(out, split_accs, split_stats, batch.positions, short, work.shared, window or 0),
             q if sinks is None else sinks,
             HEADS=heads, WIDTH=width, BLOCK_D=block_d, SPLIT_LEN=SPLIT, LOADED=_SPLITS_LOADED,
-            WINDOWED=window is not None, HAS_SINKS=sinks is not None, num_warps=1, **pdl_launch,
+            WINDOWED=window is not None, HAS_SINKS=sinks is not None, GRID=shape["GRID"], num_warps=1, **pdl_launch,
         )  # fmt: skip
     return out
 
@@ -169,14 +174,14 @@ def _attend_on_hopper(
     *,
     scale: float,
     window: int | None,
-) -> bool:
-    """Return whether the kernel for Hopper computed the tall tiles. Where it cannot be compiled,
-    `_attention_tall` gives the same bits."""
+) -> Tensor | None:
+    """Compute the tall tiles with the kernel for Hopper. Return its marks of tiles that `_attention_tall` is to
+    compute; None: of all, with the same bits, where the kernel cannot be compiled."""
     global _hopper
     if _hopper is None or not _hopper.supports(q, layer):
-        return False
+        return None
     try:
-        _hopper.attention_tall(
+        marks: Tensor = _hopper.attention_tall(
             *(out, q, layer, batch.positions, tall, batch.page_table),
             log2_scale=scale * _LOG2E, window=window, split_len=SPLIT,
         )  # fmt: skip
@@ -186,8 +191,8 @@ def _attend_on_hopper(
         torch.cuda.synchronize(q.device)  # raises if the device failed, not the compiler
         _hopper = None
         _log.warning("the attention kernel for Hopper GPUs is not used, prefill will be slower: %s", error)
-        return False
-    return True
+        return None
+    return marks
 
 
 def _tiles(batch: ForwardBatch, group: int, *, shares: bool = False) -> tuple[Tensor, int]:
@@ -242,21 +247,49 @@ def _merge(row_max, row_sum, acc, split_max, split_sum, split_acc, AXIS: tl.cons
     return new_max, row_sum, acc
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["window", "num_tiles"])
 def _attention_tall(
-    out, q, keys, values, positions, tiles, pages, scale, cap, window, sinks,
+    out, marks, q, keys, values, positions, tiles, num_tiles, pages, scale, cap, window, sinks,
     key_page, key_head, key_slot, value_page, value_head, value_slot,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
+    HAS_SINKS: tl.constexpr, GRID: tl.constexpr, MARKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """One tile and KV head a program. With MARKS: those that are marked of MARKS / 2."""
     pdl_begin(PDL)
-    tile, head = tl.program_id(0), tl.program_id(1)
-    tiles += tile * COLUMNS
-    num_tokens = tl.load(tiles + 1)
-    if num_tokens == 0:
-        return
-    first_row, first_page = tl.load(tiles), tl.load(tiles + 2)
+    if MARKS == 0:
+        tiles += tl.program_id(0) * COLUMNS
+        if tl.load(tiles + 1) == 0:
+            return
+        _attend_tall(
+            out, q, keys, values, positions, tiles, tl.program_id(1), pages,
+            scale, cap, window, sinks, key_page, key_head, key_slot, value_page, value_head, value_slot,
+            KV_HEADS, GROUP, WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, SPLIT_LEN, PAGE, WINDOWED, CAPPED, HAS_SINKS, GRID,
+        )  # fmt: skip
+    else:
+        first, end = tl.program_id(0) * MARKS, num_tiles * KV_HEADS * 2
+        mark = first + tl.arange(0, MARKS)
+        if tl.max(tl.load(marks + mark, mask=mark < end, other=0).to(tl.int32), 0) > 0:
+            for at in range(first, min(first + MARKS, end), 2):
+                if (tl.load(marks + at) | tl.load(marks + at + 1)) != 0:
+                    _attend_tall(
+                        out, q, keys, values, positions, tiles + at // 2 // KV_HEADS * COLUMNS, at // 2 % KV_HEADS,
+                        pages, scale, cap, window, sinks,
+                        key_page, key_head, key_slot, value_page, value_head, value_slot,
+                        KV_HEADS, GROUP, WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, SPLIT_LEN, PAGE, WINDOWED, CAPPED,
+                        HAS_SINKS, GRID,
+                    )  # fmt: skip
+
+
+@triton.jit
+def _attend_tall(
+    out, q, keys, values, positions, tiles, head, pages, scale, cap, window, sinks,
+    key_page, key_head, key_slot, value_page, value_head, value_slot,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr, GRID: tl.constexpr,
+):  # fmt: skip
+    first_row, num_tokens, first_page = tl.load(tiles), tl.load(tiles + 1), tl.load(tiles + 2)
     first_position = tl.load(positions + first_row).to(tl.int32)
     last_position = first_position + num_tokens - 1
     tile_row = tl.arange(0, BLOCK_M)
@@ -289,14 +322,14 @@ def _attention_tall(
                 mask=dim_mask[:, None],
                 other=0.0,
             )  # [D, N]
-            scores = tl.dot(query, block, input_precision="ieee") * scale  # [M, N]
-            if CAPPED:
-                scores = tanh(scores) * cap
+            scores = scale_scores(
+                tl.dot(query, block, input_precision="ieee"), scale, cap, CAPPED, GRID
+            )  # [M, N]
             visible = (start + column)[None, :] <= position[:, None]
             if WINDOWED:
                 visible = visible & ((start + column)[None, :] > position[:, None] - window)
             scores = tl.where(visible, scores, _MASKED)
-            new_max = tl.maximum(split_max, tl.max(scores, 1))
+            new_max = tl.maximum(split_max, as_reference(tl.max(scores, 1), GRID))
             weights = tl.where(visible, tl.exp2(scores - new_max[:, None]), 0.0).to(query.dtype)
             rescale = tl.exp2(split_max - new_max)[:, None]
             # A slot after the last token may hold NaN, and 0 * NaN is NaN.
@@ -311,7 +344,7 @@ def _attention_tall(
             split_max = new_max
         split_row_sum = tl.max(split_sum, 1)  # all columns are equal
         row_max, row_sum, acc = _merge(row_max, row_sum, acc, split_max, split_row_sum, split_acc, 1)
-    result = acc / tl.where(valid, row_sum, 1.0)[:, None] + 0.0  # -0 becomes 0
+    result = divide(acc, tl.where(valid, row_sum, 1.0)[:, None], GRID)
     tl.store(out + row[:, None] * WIDTH + dim[None, :], result.to(out.dtype.element_ty), mask=mask_2d)
 
 
@@ -347,7 +380,7 @@ def _attention_short(
     key_page, key_head, key_slot, value_page, value_head, value_slot,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    LISTED: tl.constexpr, HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
+    LISTED: tl.constexpr, HAS_SINKS: tl.constexpr, GRID: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As `_attention_tall` with every matrix transposed, and the splits of a tile spread over
     programs.
@@ -426,15 +459,15 @@ def _attention_short(
         block = tl.load(
             keys + page * key_page + offset[:, None] * key_slot + dim[None, :], mask=is_written, other=0.0
         )  # [N, D]
-        scores = tl.dot(block, query, input_precision="ieee") * scale  # [N, M]
-        if CAPPED:
-            scores = tanh(scores) * cap
+        scores = scale_scores(
+            tl.dot(block, query, input_precision="ieee"), scale, cap, CAPPED, GRID
+        )  # [N, M]
         reads = (token < 0) | (tile_row // GROUP == token)
         visible = (start + column)[:, None] <= tl.where(reads, position, -1)[None, :]
         if WINDOWED:
             visible = visible & ((start + column)[:, None] > position[None, :] - window)
         scores = tl.where(visible, scores, _MASKED)
-        new_max = tl.maximum(split_max, tl.max(scores, 0))
+        new_max = tl.maximum(split_max, as_reference(tl.max(scores, 0), GRID))
         weights = tl.where(visible, tl.exp2(scores - new_max[None, :]), 0.0).to(query.dtype)
         rescale = tl.exp2(split_max - new_max)[None, :]
         block = tl.load(
@@ -465,7 +498,7 @@ def _attention_short(
             split_acc = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
         start, token, page, written = next_start, next_token, next_page, next_written
     if programs == 1:
-        result = acc / tl.where(valid, row_sum, 1.0)[None, :] + 0.0
+        result = divide(acc, tl.where(valid, row_sum, 1.0)[None, :], GRID)
         tl.store(out + row[None, :] * WIDTH + dim[:, None], result.to(out.dtype.element_ty), mask=mask_2d)
 
 
@@ -483,7 +516,7 @@ def _load_split(split_accs, split_stats, entry, mask, WIDTH: tl.constexpr, BLOCK
 def _merge_splits(
     out, split_accs, split_stats, positions, tiles, shared, window, sinks,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_LEN: tl.constexpr, LOADED: tl.constexpr,
-    WINDOWED: tl.constexpr, HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
+    WINDOWED: tl.constexpr, HAS_SINKS: tl.constexpr, GRID: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of one tile and head that several programs wrote, by the operations of one
     program.
@@ -522,7 +555,7 @@ def _merge_splits(
                 split_max, split_sum, split_acc = splits[place]  # type: ignore[var-annotated]
                 row_max, row_sum, acc = _merge(row_max, row_sum, acc, split_max, split_sum, split_acc, 1)
             entry += LOADED * step
-        result = acc / row_sum[:, None] + 0.0
+        result = divide(acc, row_sum[:, None], GRID)
         dim = tl.arange(0, BLOCK_D)[None, :]
         row = (first_row + token).to(tl.int64) * HEADS + head
         tl.store(out + row * WIDTH + dim, result.to(out.dtype.element_ty), mask=dim < WIDTH)
