@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from gpu_numbers import HAS_GPU, assert_near, random, same_bits
 from torch import Tensor
 
@@ -246,3 +248,21 @@ def test_attention_bits_are_the_same_where_scores_differ_by_far(
     for at in (0, 1, 63, 64, len(q) // 2, len(q) - 1):
         assert same_bits(attend([(0, first + at, 1)], q[at : at + 1])[0], whole[at])
     assert same_bits(attend([(0, first + 5, 30)], q[5:35]), whole[5:35])
+
+
+@triton.jit
+def _exp2(out, x, size: tl.constexpr):
+    at = tl.program_id(0) * size + tl.arange(0, size)
+    tl.store(out + at, tl.exp2(tl.load(x + at)))
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="numpy computes in the interpreter")
+def test_whole_numbers_scale_powers_of_two_exactly_below_0() -> None:
+    """For all scores on the grid. So no bit depends on the reference of a row."""
+    fractions = torch.arange(-(2**15), 0, device="cuda", dtype=torch.float32) / 2**15
+    wanted = torch.empty_like(fractions)
+    _exp2[(32,)](wanted, fractions, size=1024)
+    for whole in range(1, 125):
+        found = torch.empty_like(fractions)
+        _exp2[(32,)](found, fractions - whole, size=1024)
+        assert torch.equal(found * 2.0**whole, wanted)
