@@ -1,7 +1,5 @@
 """Two real models in one server, from the command line: answers, batches, and the death of one engine process."""
 
-import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +8,7 @@ import httpx
 import openai
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from holdfast.cli.main import app
 from support.serving import Server, serving
 from support.tiny import tiny_model
 
@@ -62,36 +58,6 @@ def test_each_model_answers_and_its_receipt_replays(server: Server, client: open
     assert server.post("/v1/replay", {"model": "b", "receipt": receipts["b"]}).json()["same"]
     other = server.post("/v1/replay", {"model": "a", "receipt": receipts["b"]}).json()
     assert not other["compared"] and other["fingerprint_differences"]
-
-
-BATCH = "\n".join(
-    json.dumps({"custom_id": name, "url": "/v1/completions", "body": {**ASKED, "model": name}})
-    for name in ("a", "b", "c")
-)
-
-
-def test_command_answers_a_batch_that_names_models(server: Server, tmp_path: Path) -> None:
-    requests, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    requests.write_text(BATCH)
-    done = CliRunner().invoke(app, ["run-batch", str(requests), str(output), "--url", f"{server.url}/v1"])
-    assert done.exit_code == 0, done.output
-    written = [json.loads(one)["response"] for one in output.read_text().splitlines()]
-    assert [one["status_code"] for one in written] == [200, 200, 404]
-    assert [one["body"]["model"] for one in written[:2]] == ["a", "b"]
-
-
-def test_batch_names_models(server: Server, client: openai.OpenAI) -> None:
-    file = client.files.create(file=("in.jsonl", BATCH.encode()), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    until = time.monotonic() + 60
-    while (batch := client.batches.retrieve(batch.id)).status != "completed":
-        assert time.monotonic() < until, batch
-        time.sleep(0.05)
-    assert batch.output_file_id is not None and batch.error_file_id is not None
-    written = [json.loads(one) for one in client.files.content(batch.output_file_id).text.splitlines()]
-    assert [one["response"]["body"]["model"] for one in written] == ["a", "b"]
-    refused = json.loads(client.files.content(batch.error_file_id).text)
-    assert refused["custom_id"] == "c" and refused["response"]["status_code"] == 404
 
 
 def test_death_of_one_engine_leaves_the_other_serving(server: Server, client: openai.OpenAI) -> None:

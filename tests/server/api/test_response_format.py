@@ -46,7 +46,6 @@ def named(**changes: Any) -> dict[str, Any]:
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"json_schema": SCHEMA}),
         ({"response_format": {"type": "json_object", "schema": {}}}, {"json_object": True}),
         ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
-        ({"guided_json": json.dumps(SCHEMA)}, {"json_schema": json.dumps(SCHEMA)}),
         ({"guided_regex": "a+", "response_format": {"type": "text"}}, {"regex": "a+"}),
         ({"guided_grammar": 'start: "a"'}, {"lark": 'start: "a"'}),
         (
@@ -54,10 +53,9 @@ def named(**changes: Any) -> dict[str, Any]:
             {"json_schema": SCHEMA},
         ),
         ({"json_schema": SCHEMA}, {"json_schema": SCHEMA}),
-        ({"json_schema": json.dumps(SCHEMA)}, {"json_schema": json.dumps(SCHEMA)}),
         ({"regex": "a+"}, {"regex": "a+"}),
     ],
-    ids=range(21),
+    ids=range(19),
 )
 def test_structured_output_fields_are_parsed(fields: dict[str, Any], expected: dict[str, Any] | None) -> None:
     assert ask(**fields) == (None if expected is None else StructuredOutput(**expected))
@@ -66,9 +64,7 @@ def test_structured_output_fields_are_parsed(fields: dict[str, Any], expected: d
 @pytest.mark.parametrize(
     ("fields", "expected_message"),
     [
-        ({"response_format": "json"}, "response_format.*its type must be"),
         ({"response_format": {}}, "response_format.*its type must be"),
-        ({"response_format": {"type": "grammar"}}, "its type must be"),
         ({"response_format": {"type": "json_object", "json_schema": {}}}, 'requires the type "json_schema"'),
         ({"response_format": {"type": "json_schema"}}, "Missing required parameter.*json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, "Missing.*json_schema.schema"),
@@ -80,13 +76,11 @@ def test_structured_output_fields_are_parsed(fields: dict[str, Any], expected: d
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "it has 2"),
         ({"structured_outputs": {"json": 3}}, "structured_outputs.json.*expected one of a string"),
         ({"structured_outputs": {"regex": ""}}, "regex must be a non-empty string"),
-        ({"structured_outputs": {"choice": "abc"}}, "structured_outputs.choice.*expected an array"),
-        ({"structured_outputs": {"json_object": 1}}, "json_object.*expected a boolean"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice cannot be combined"),
         ({"guided_json": {}, "response_format": {"type": "json_object"}}, "response_format and guided_json"),
         ({"regex": "a", "json_schema": {}}, "json_schema and regex cannot be combined"),
     ],
-    ids=range(19),
+    ids=range(15),
 )
 def test_invalid_structured_output_is_refused(fields: dict[str, Any], expected_message: str) -> None:
     with pytest.raises((ApiError, InvalidRequest), match=expected_message) as refusal:

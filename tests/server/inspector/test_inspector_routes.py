@@ -131,37 +131,3 @@ def test_files_refer_to_no_other_host() -> None:
     for path in STATIC.iterdir():
         found = re.findall(r"(?:https?:)?//[\w.-]+\.\w+", re.sub(r"(?m)^\s*//.*$", "", path.read_text()))
         assert set(found) <= {"http://www.w3.org"}, path.name  # the SVG namespace, never fetched
-
-
-def _luminance(colour: str) -> float:
-    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def _contrast(one: str, other: str) -> float:
-    low, high = sorted((_luminance(one), _luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def _colours(theme: int) -> dict[str, str]:
-    style = (STATIC / "style.css").read_text()
-    return {
-        name: (light, dark)[theme]
-        for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", style)
-    }
-
-
-@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_colours_have_wcag_contrast(theme: int) -> None:
-    """WCAG AA: 4.5 for text, 3 for the borders of controls and tokens."""
-    colours = _colours(theme)
-    texts = [(ink, ground) for ink in ("ink", "muted") for ground in ("paper", "surface")]
-    texts += [("on-accent", "accent"), ("green-ink", "surface")]
-    texts += [(f"{hue}-ink", hue) for hue in ("blue", "yellow", "green", "red", "grey")]
-    for ink, ground in texts:
-        assert _contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
-    marks = [(name, ground) for name in ("field", "focus", "accent") for ground in ("paper", "surface")]
-    marks += [("violet", "surface"), ("red-line", "surface")]
-    for mark, ground in marks:
-        assert _contrast(colours[mark], colours[ground]) >= 3, (mark, ground)
