@@ -20,7 +20,6 @@ VLLM = "vLLM tests/entrypoints/openai/"
 VLLM_TESTS = "vLLM tests/"
 SGLANG = "SGLang test/"
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
-TOKEN = 70  # any that is not special
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
 CONTEXT = 512  # of the tiny model
 PREFILL = [{"role": "user", "content": "the best book"}, {"role": "assistant", "content": "Whill"}]
@@ -28,7 +27,6 @@ PROMPT = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
 FORCED = {"structured_outputs": {"choice": ["yes#no"]}, "max_tokens": 20}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 CONTINUOUS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
 YES = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
 FINITE = {"type": "object", "properties": {"in": YES}, "required": ["in"]}
 FINITE_TOOL = {"type": "function", "function": {"name": "g", "parameters": FINITE}}
@@ -79,18 +77,6 @@ ROWS = [
     Row(LLAMA + "test_chat_completion.py::test_completion_with_response_format", CHAT,
         {**HELLO, "max_tokens": 9, "response_format": {"type": "json_object", "schema": {"const": "42"}}},
         check=lambda answer: content(answer) == '"42"'),
-    Row(LLAMA + "test_chat_completion.py::test_completion_with_response_format", CHAT,
-        {**HELLO, "max_tokens": 40, "response_format": {"type": "json_object", "schema": SCHEMA}},
-        check=lambda answer: json.loads(content(answer)) == {"a": 1}),
-    Row(LLAMA + "test_chat_completion.py::test_completion_with_response_format", CHAT,
-        {**HELLO, "max_tokens": 20,
-         "response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "foooooo"}}}},
-        check=lambda answer: content(answer) == '"foooooo"'),
-    Row(LLAMA + "test_chat_completion.py::test_completion_with_json_schema", CHAT,
-        {**HELLO, "max_tokens": 9, "json_schema": {"const": "42"}}, check=lambda answer: content(answer) == '"42"'),
-    Row(SGLANG + "registered/openai_server/basic/test_openai_server.py::test_regex", CHAT,
-        {**HELLO, "max_tokens": 20, "regex": "[ab]{4}#"},
-        check=lambda answer: len(content(answer)) == 5 and set(content(answer)) <= {*"ab#"}),
     Row(LLAMA + "test_chat_completion.py::test_completion_with_grammar", CHAT,
         {**HELLO, "grammar": 'root ::= "a"{5,5}'}, 400, "structured_outputs.grammar with a Lark grammar"),
     # objects that list their properties are closed, so answers of a finite schema end
@@ -126,15 +112,6 @@ ROWS = [
     Row(VLLM_TESTS + "detokenizer/test_stop_reason.py::test_stop_reason", COMPLETIONS,
         {**PROMPT, **FORCED, "stop": ["x", "#"]},
         check=lambda answer: (first(answer)["text"], first(answer)["stop_reason"]) == ("yes", "#")),
-    Row(VLLM_TESTS + "detokenizer/test_stop_reason.py::test_stop_reason", COMPLETIONS,
-        {**PROMPT, "allowed_token_ids": [TOKEN], "stop_token_ids": [TOKEN]},
-        check=lambda answer: (first(answer)["finish_reason"], first(answer)["stop_reason"]) == ("stop", TOKEN)),
-    Row(VLLM_TESTS + "detokenizer/test_stop_reason.py::test_stop_reason", COMPLETIONS,
-        {**PROMPT, "allowed_token_ids": [EOS]},
-        check=lambda answer: (first(answer)["finish_reason"], first(answer)["stop_reason"]) == ("stop", None)),
-    Row(VLLM_TESTS + "detokenizer/test_stop_strings.py::test_stop_strings", COMPLETIONS,
-        {**PROMPT, **FORCED, "stop": "#", "include_stop_str_in_output": True},
-        check=lambda answer: first(answer)["text"] == "yes#"),
     Row(SGLANG + "registered/openai_server/validation/test_matched_stop.py::test_finish_stop_str", CHAT,
         {**HELLO, **FORCED, "stop": "#"}, check=lambda answer: first(answer)["matched_stop"] == "#"),
     Row(SGLANG + "registered/openai_server/validation/test_matched_stop.py::test_finish_stop_eos", CHAT,
@@ -205,8 +182,6 @@ ROWS = [
         {**PROMPT, "prompt": [*range(3, 11)], "truncate_prompt_tokens": 4, "truncation_side": "right",
          "return_token_ids": True},
         check=lambda answer: first(answer)["prompt_token_ids"] == [3, 4, 5, 6]),
-    Row(LLAMA + "test_embedding.py::test_embedding_mixed_input", "/v1/embeddings",
-        {"input": ["string1", [12, 34, 56]]}, check=lambda answer: len(answer["data"]) == 2),
     Row("llama.cpp tools/server/README.md: n_predict", COMPLETIONS,
         {**PROMPT, "max_tokens": -1, "ignore_eos": True, "prompt": [5] * 500},
         check=lambda answer: answer["usage"]["total_tokens"] == CONTEXT),
@@ -236,9 +211,6 @@ ROWS = [
     Row(LLAMA + "test_compat_oai_responses.py", "/responses", {"input": "hello", "max_output_tokens": 2},
         check=lambda answer: answer["object"] == "response"),
     Row(LLAMA + "test_completion.py::test_completion", "/completion", PROMPT, 404, "POST /v1/completions"),
-    Row(LLAMA + "test_embedding.py::test_embedding_pooling_none", "/embeddings", {"input": "a"}, 404,
-        "POST /v1/embeddings"),
-    Row(LLAMA + "test_tokenize.py::test_tokenize_detokenize", TOKENIZE, {"content": "a"}, 400, "use prompt"),
     Row(SGLANG + "registered/openai_server/basic/test_openai_server.py::test_retrieve_model", CHAT,
         {**HELLO, "model": "non-existent-model"}, 404, "--served-model-name"),
     Row("openai: base_url with two /v1", "/v1/v1/chat/completions", HELLO, 404, "POST /v1/chat/completions"),
@@ -310,14 +282,6 @@ def test_prompt_logprobs_are_those_of_echo(client: httpx.Client) -> None:
 def test_models_without_v1_are_the_same(client: httpx.Client) -> None:
     """llama.cpp tools/server/server.cpp serves both."""
     assert client.get("/models").json() == client.get("/v1/models").json()
-
-
-def test_text_and_its_tokens_are_answered_alike(client: httpx.Client) -> None:
-    """llama.cpp tools/server/tests/unit/test_completion.py::test_completion_with_tokens_input."""
-    tokens = client.post(TOKENIZE, json={"prompt": "hello"}).json()["tokens"]
-    asked = {**PROMPT, "prompt": [tokens, "hello"], "deterministic": True}
-    one, other = client.post(COMPLETIONS, json=asked).json()["choices"]
-    assert one["text"] == other["text"]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 5])
