@@ -22,10 +22,12 @@ def model(tiny_llama: Path) -> str:
 
 @pytest.fixture
 def holdfast() -> Holdfast:
-    """`holdfast("generate", "Hello")`, in this process."""
+    """`holdfast("generate", "Hello")`, in this process. `code`: what it must exit with."""
 
-    def call(*arguments: str | Path, stdin: str | None = None) -> Result:
-        return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+    def call(*arguments: str | Path, stdin: str | None = None, code: int = 0) -> Result:
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+        assert done.exit_code == code, done.output
+        return done
 
     return call
 

@@ -27,7 +27,6 @@ def test_table_has_every_kind_of_operation_and_the_kernels_seen(holdfast, model,
     from holdfast.engine.start import builder
 
     result = holdfast("certify", model, *SMALL)
-    assert result.exit_code == 0, result.stderr
     for word in ("qkv", "down", "head", "attention", "rms_norm", "logsumexp", "comparisons"):
         assert word in result.stdout
     assert "certified batch sizes" in result.stdout
@@ -49,7 +48,7 @@ def test_fresh_certificate_equals_the_stored_one(holdfast, model, monkeypatch):
     assert fresh["key"] == kept["key"]
     monkeypatch.setattr(certificate, "delete_certificate", lambda key: None)  # it cannot be deleted
     result = holdfast("certify", model, *SMALL, "--fresh")
-    assert result.exit_code == 0 and "stored earlier" in result.stdout
+    assert "stored earlier" in result.stdout
 
 
 def test_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
@@ -66,17 +65,14 @@ def test_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
             certify(*given, **more), sizes=(), refusal="the reference does not repeat"
         ),
     )
-    result = holdfast("certify", model, *SMALL)
-    assert result.exit_code == 1
+    result = holdfast("certify", model, *SMALL, code=1)
     assert "the reference does not repeat" in result.stdout
-    refused = holdfast("generate", "the dog", "-m", model, "-d", "--certification", "startup")
-    assert refused.exit_code == 2
+    refused = holdfast("generate", "the dog", "-m", model, "-d", "--certification", "startup", code=2)
     assert "the reference does not repeat" in refused.stderr
 
 
 def test_shapes_need_a_gpu(holdfast):
-    result = holdfast("certify", "--shapes", "llama-3.1-8b", "--device", "cpu")
-    assert result.exit_code == 2
+    result = holdfast("certify", "--shapes", "llama-3.1-8b", "--device", "cpu", code=2)
     assert "tests the GEMMs of a GPU" in result.stderr
 
 
@@ -97,7 +93,6 @@ def test_gemm_recipes_as_table_and_json(holdfast, monkeypatch):
         build, "gemm_recipes", lambda config, show=None, *, anew=False: asked.append((config, anew)) or found
     )
     result = holdfast("certify", "--shapes", "llama-3.1-8b", "--fresh")
-    assert result.exit_code == 0, result.stderr
     for words in ("14336", "3 of 3", "2 of 3", "plain", "1: 0.96, 4096: 1.04", "not measured", " 77 "):
         assert words in result.stdout
     ((config, anew),) = asked

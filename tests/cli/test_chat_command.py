@@ -14,22 +14,19 @@ def test_unknown_command_shows_the_known_ones(holdfast, model):
 def test_full_context_drops_the_oldest_turn_with_a_note(holdfast, model):
     turn = "the quick brown fox jumps over the lazy dog\n"
     result = holdfast("chat", model, *QUICK, "--max-model-len", "96", stdin=turn * 6)
-    assert result.exit_code == 0, result.stderr
     assert "the context is full: dropped the oldest" in result.stderr
     assert sum("seed" in line for line in result.stderr.splitlines()) == 6
 
 
 def test_too_long_message_is_refused_and_the_chat_continues(holdfast, model):
     result = holdfast("chat", model, *QUICK, "--max-model-len", "64", stdin=f"{'dog ' * 200}\nthe dog\n")
-    assert result.exit_code == 0
     assert "this message takes" in result.stderr
     assert sum("seed" in line for line in result.stderr.splitlines()) == 1
 
 
 def test_chat_does_not_offer_batch_options(holdfast, model):
     for option in ("--n", "--echo", "--max-num-seqs"):
-        result = holdfast("chat", model, option, "2", stdin="")
-        assert result.exit_code == 2
+        result = holdfast("chat", model, option, "2", stdin="", code=2)
         assert "No such option" in result.stderr
 
 

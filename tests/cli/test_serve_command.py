@@ -55,15 +55,12 @@ def write(tmp_path):
 
 
 def start(holdfast, *arguments):
-    result = holdfast("serve", *arguments)
-    assert result.exit_code == 0, result.output
-    return result
+    return holdfast("serve", *arguments)
 
 
 def refused(holdfast, served, *arguments):
     """The error of wrong arguments; nothing is started."""
-    result = holdfast("serve", *arguments)
-    assert result.exit_code == 2, result.output
+    result = holdfast("serve", *arguments, code=2)
     assert served.times == 0
     assert result.stdout == ""
     return result.stderr
@@ -207,7 +204,7 @@ def test_chat_template_is_read_from_its_file(holdfast, served, tmp_path):
 
 def test_exit_code_is_the_server_s(holdfast, served):
     served.exit_code = 3
-    assert holdfast("serve").exit_code == 3
+    holdfast("serve", code=3)
 
 
 def test_chat_template_that_is_too_long_or_no_text_is_refused(holdfast, served, tmp_path):
@@ -258,7 +255,7 @@ def test_other_commands_ignore_the_variables(holdfast, monkeypatch, model):
     monkeypatch.setenv("HOLDFAST_MODEL", "/no/such/model")
     monkeypatch.setenv("HOLDFAST_DTYPE", "int3")
     monkeypatch.setenv("HOLDFAST_MAX_TOKENS", "many")
-    assert holdfast("generate", "the dog", "-m", model, "-n", "1").exit_code == 0
+    holdfast("generate", "the dog", "-m", model, "-n", "1")
 
 
 # The file
@@ -443,7 +440,6 @@ def test_command_line_overrides_environment_overrides_file(holdfast, served, wri
 def test_help_shows_no_key(holdfast, write, monkeypatch):
     monkeypatch.setenv("HOLDFAST_API_KEY", SECRET)
     result = holdfast("serve", "--config", write(f"api-key: {SECRET}\nport: 1234"), "--help")
-    assert result.exit_code == 0
     assert SECRET not in result.output
     assert "1234" in result.output  # what is shown is what would be used
 
