@@ -225,7 +225,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_template_fails_promptly(name: str) -> None:
-    template = ChatTemplate(HOSTILE[name], limits=TemplateLimits(cpu_seconds=0.4, memory_bytes=256 << 20))
+    template = ChatTemplate(HOSTILE[name], limits=TemplateLimits(cpu_seconds=0.2, memory_bytes=256 << 20))
     failures: list[BaseException] = []
 
     def attempt() -> None:

@@ -1,8 +1,7 @@
 """Programs written for vLLM's offline API run here with the import and the model changed.
 
-Each program uses the calls of vLLM's quick start and of its examples for offline inference: batched
-generation, a chat template applied by hand, chat with several conversations, prompts as
-token ids, logprobs. `MODEL` is the only name they do not define.
+Each program uses the calls of vLLM's examples for offline inference: a chat template applied by hand,
+chat with several conversations, prompts as token ids, logprobs.
 """
 
 from collections.abc import Callable
@@ -11,21 +10,7 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.engine.llm.llm import LLM
-
-BATCH = """
 from holdfast import LLM, SamplingParams
-
-prompts = ["the quick brown", "the lazy dog", "a b c"]
-sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
-llm = LLM(model=MODEL)
-outputs = llm.generate(prompts, sampling_params)
-for output in outputs:
-    prompt = output.prompt
-    generated_text = output.outputs[0].text
-    print(f"Prompt: {prompt!r}, Generated text: {generated_text!r}")
-"""
 
 CHAT_TEMPLATE = """
 from transformers import AutoTokenizer
@@ -46,7 +31,7 @@ for idx, output in enumerate(outputs):
 """
 
 TOKEN_IDS = """
-from holdfast import TokensPrompt
+from holdfast import SamplingParams, TokensPrompt
 
 ids = llm.get_tokenizer().encode("the quick brown fox")
 params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2, prompt_logprobs=1)
@@ -68,20 +53,15 @@ for output in outputs:
 """
 
 
-@pytest.fixture(scope="module")
-def program(tiny_llama: Path) -> dict[str, Any]:
-    """The names that the first program leaves behind; the others continue with them."""
-    names: dict[str, Any] = {"MODEL": str(tiny_llama)}
-    exec(BATCH, names)
-    return names
-
-
-def test_batch_gives_one_output_for_each_prompt(program: dict[str, Any]) -> None:
-    assert isinstance(program["llm"], LLM)
-    assert [output.prompt for output in program["outputs"]] == program["prompts"]
-    for output in program["outputs"]:
-        assert output.outputs[0].text == output.text
-        assert output.outputs[0].token_ids == list(output.token_ids)
+@pytest.fixture
+def program(tiny_llama: Path, auto_llm: LLM) -> dict[str, Any]:
+    """The names of the quick start, which `test_documented_python.py` runs; the programs continue with them."""
+    return {
+        "MODEL": str(tiny_llama),
+        "llm": auto_llm,
+        "prompts": ["the quick brown", "the lazy dog", "a b c"],
+        "sampling_params": SamplingParams(temperature=0.8, top_p=0.95),
+    }
 
 
 @pytest.mark.parametrize("source", [CHAT_TEMPLATE, BATCHED_CHAT, TOKEN_IDS])
@@ -106,7 +86,7 @@ def make_bar(seen: list[Any]) -> Callable[..., Any]:
 def test_progress_bar_is_shown_when_asked(
     program: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, params = program["llm"], holdfast.SamplingParams(max_tokens=2)
+    llm, params = program["llm"], SamplingParams(max_tokens=2)
     seen: list[Any] = []
     llm.generate(["a", "b"], params, use_tqdm=make_bar(seen))
     assert seen == [2, 1, 1, "closed"]

@@ -192,6 +192,7 @@ def test_prove_it_shows_one_distinct_output(visit: Visit) -> None:
     assert sum(url.endswith("/v1/chat/completions") for url in visit.requested) == 16
 
 
+@pytest.mark.long
 def test_receipt_can_be_downloaded(visit: Visit, server: Server, tmp_path: Path) -> None:
     visit.ask(max_tokens="8")
     visit.wait_answered()
@@ -202,6 +203,7 @@ def test_receipt_can_be_downloaded(visit: Visit, server: Server, tmp_path: Path)
     assert server.post("/v1/replay", {"receipt": json.loads(file.read_text())}).status_code == 200
 
 
+@pytest.mark.long
 def test_controls_have_accessible_names(visit: Visit) -> None:
     nameless = visit.page.eval_on_selector_all(
         "input, textarea, select, button, canvas",
@@ -211,6 +213,7 @@ def test_controls_have_accessible_names(visit: Visit) -> None:
     assert nameless == []
 
 
+@pytest.mark.long
 def test_text_is_never_markup(visit: Visit) -> None:
     hostile = "<img src=x onerror=alert(1)><script>alert(2)</script><b>bold</b>"
     visit.page.on("dialog", lambda dialog: visit.problems.append(dialog.message))
@@ -224,6 +227,7 @@ def test_text_is_never_markup(visit: Visit) -> None:
     assert visit.page.locator("#answer *").count() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("texts", "bits", "deterministic", "outcome", "words"),
     [

@@ -24,6 +24,7 @@ DRAW = """async () => {
   box.remove();
   return [guessed, verified];
 }"""
+pytestmark = pytest.mark.long
 PROMPT = "heads tails the coin is flips heads heads tails"
 
 
@@ -35,9 +36,7 @@ def page(thinking_server: Server) -> "Iterator[Page]":
         yield page
 
 
-@pytest.mark.parametrize(
-    "stream", [True, pytest.param(False, marks=pytest.mark.long)], ids=["stream", "whole"]
-)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_thoughts_are_shown_in_the_answer(page: "Page", thinking_server: Server, stream: bool) -> None:
     body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "seed": 1, "deterministic": True}
     answer = thinking_server.post("/v1/completions", body).json()

@@ -15,7 +15,7 @@ from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineStopped, HoldfastError, NotReady, PromptTooLong
 from holdfast.server.ipc import engine_process
 from holdfast.server.ipc.engine_port import EngineCallbacks
-from holdfast.server.ipc.engine_process import MAX_DEATHS, EngineProcess, ProcessPort
+from holdfast.server.ipc.engine_process import EngineProcess, ProcessPort
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
 from support.engine_ports import LOG, PATIENCE, ask, command, connected, new_port, request_of
@@ -24,11 +24,13 @@ from support.fake_engine import READY, Prompt
 pytestmark = pytest.mark.anyio
 
 SHORT = 0.3  # instead of the seconds an engine may take to exit
+MAX_DEATHS = 2  # a process takes half a second to start
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(engine_process, "MAX_DEATHS", MAX_DEATHS)
 
 
 # The port of one process
