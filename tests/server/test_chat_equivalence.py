@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from support.bodies import answer_of
 from support.serving import Server
 
 SHARED: dict[str, Any] = {
@@ -104,9 +105,7 @@ ROUTES = (
 def test_three_apis_give_the_same_bits(tools_server: Server, bodies: tuple[dict[str, Any], ...]) -> None:
     answers = []
     for (path, limit), body in zip(ROUTES, bodies, strict=True):
-        answer = tools_server.post(path, {**SHARED, **body, limit: 120})
-        assert answer.status_code == 200, answer.text
-        answers.append(answer.json())
+        answers.append(answer_of(tools_server, path, {**SHARED, **body, limit: 120}))
     chat, *others = answers
     ids = chat["choices"][0]["token_ids"]
     receipt = chat["holdfast"]["receipt"]

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast import SamplingParams
 from holdfast.receipts.receipt import digest_logprobs
+from support.bodies import answer_of
 from support.receipts import receipt_of, unsigned
 from support.serving import Server
 from support.streams import Client
@@ -24,10 +25,7 @@ ASKED: dict[str, Any] = {
 
 
 def ask(server: Server, max_tokens: int, **changes: Any) -> dict[str, Any]:
-    response = server.post("/v1/completions", {**ASKED, **changes, "max_tokens": max_tokens})
-    assert response.status_code == 200, response.text
-    body: dict[str, Any] = response.json()
-    return body
+    return answer_of(server, "/v1/completions", {**ASKED, **changes, "max_tokens": max_tokens})
 
 
 def receipt_in(body: dict[str, Any]) -> dict[str, Any]:
@@ -193,9 +191,7 @@ def test_calls_go_on_after_own_tokens(tools_server: Server) -> None:
         "tools": [{"type": "function", "function": tool}],
         "tool_choice": "required",
     }
-    answer = tools_server.post("/v1/chat/completions", request)
-    assert answer.status_code == 200, answer.text
-    (choice,) = answer.json()["choices"]
+    (choice,) = answer_of(tools_server, "/v1/chat/completions", request)["choices"]
     (call,) = choice["message"]["tool_calls"]
     kept = set()
     for length in range(0, len(choice["token_ids"]), 7):

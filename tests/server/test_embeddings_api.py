@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.bodies import answer_of
 from support.serving import Server
 from support.tiny import HIDDEN_SIZE
 
@@ -14,10 +15,7 @@ TEXTS = ["the quick brown fox", "a", "jumps over the lazy dog, and then the dog 
 
 
 def embed(server: Server, **body: Any) -> dict[str, Any]:
-    response = server.post("/v1/embeddings", body)
-    assert response.status_code == 200, response.text
-    content: dict[str, Any] = response.json()
-    return content
+    return answer_of(server, "/v1/embeddings", body)
 
 
 def vectors(server: Server, **body: Any) -> list[list[float]]:

@@ -3,14 +3,13 @@ fields.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from holdfast import LLM, SamplingParams
+from support.bodies import answer_of
 from support.serving import Server
 from support.streams import events_of
 
@@ -19,19 +18,8 @@ QUESTION: Any = [{"role": "user", "content": PROMPT}]
 SETTINGS: dict[str, Any] = {"max_tokens": 14, "seed": 5, "ignore_eos": True, "deterministic": True}
 
 
-@pytest.fixture(scope="module")
-def client(thinking_server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{thinking_server.url}/v1", api_key="unused", max_retries=0, timeout=120
-    ) as client:
-        yield client
-
-
 def complete(server: Server, **body: Any) -> dict[str, Any]:
-    answer = server.post("/v1/completions", {"prompt": PROMPT, **SETTINGS, **body})
-    assert answer.status_code == 200, answer.text
-    content: dict[str, Any] = answer.json()
-    return content
+    return answer_of(server, "/v1/completions", {"prompt": PROMPT, **SETTINGS, **body})
 
 
 def stream(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.bodies import answer_of
 from support.receipts import unsigned
 from support.serving import Server
 from support.streams import events_of
@@ -15,10 +16,7 @@ PROMPT = "the quick brown fox"
 
 
 def ask(server: Server, **body: Any) -> dict[str, Any]:
-    answer = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 12, "seed": 5, **body})
-    assert answer.status_code == 200, answer.text
-    content: dict[str, Any] = answer.json()
-    return content
+    return answer_of(server, "/v1/completions", {"prompt": PROMPT, "max_tokens": 12, "seed": 5, **body})
 
 
 def test_holdfast_object(tiny_server: Server) -> None:

@@ -106,6 +106,14 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
+def answer_of(server: Server, path: str, body: Any) -> dict[str, Any]:
+    """The JSON of a request that is answered."""
+    response = server.post(path, body)
+    assert response.status_code == 200, response.text
+    content: dict[str, Any] = response.json()
+    return content
+
+
 def assert_serving(client: httpx.Client) -> None:
     response = client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1}, timeout=10)
     assert response.status_code == 200, response.text
