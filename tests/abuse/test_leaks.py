@@ -10,7 +10,6 @@ import pytest
 
 from abuse.honest import Honest
 from abuse.wire import Target
-from support.serving import Server
 
 PATIENCE = 20.0
 SECRET = "the pin of the safe is 73"
@@ -100,14 +99,3 @@ def test_pin_cannot_be_guessed(honest: Honest, mallory: Honest) -> None:
     found = guess(mallory, [PADDING + SECRET[:-2] + f"{pin:02}" + PADDING for pin in range(100)])
     right = found.pop(PADDING + SECRET + PADDING)
     assert right in set(found.values())
-
-
-@pytest.mark.parametrize("key", ["a key", "no key"])
-def test_cross_site_fetches_take_no_watcher_place(attacked: Server, hostile: list[Target], key: str) -> None:
-    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
-    if key == "a key":
-        headers["Authorization"] = f"Bearer {hostile[0].key}"
-    for path in ("/inspector/events", "/v1/completions", "/tokenize"):
-        method = "GET" if path.startswith("/inspector") else "POST"
-        with httpx.stream(method, attacked.url + path, headers=headers, timeout=PATIENCE) as response:
-            assert response.status_code in (401, 403), path
