@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import openai
 import pytest
 
 from support.fake_engine import Prompt
+from support.raw_http import wait_until
 from support.serving import Server, serving
 
 ENDPOINT: Any = "/v1/completions"
@@ -56,12 +56,9 @@ def begin(client: openai.OpenAI, content: bytes, window: Any = WINDOW, **setting
     )
 
 
-def wait(client: openai.OpenAI, id_: str, *statuses: str) -> Any:
-    until = time.monotonic() + 30
-    while (batch := client.batches.retrieve(id_)).status not in statuses:
-        assert time.monotonic() < until, batch
-        time.sleep(0.02)
-    return batch
+def wait(client: openai.OpenAI, id_: str, status: str) -> Any:
+    wait_until(lambda: client.batches.retrieve(id_).status == status)
+    return client.batches.retrieve(id_)
 
 
 def outputs(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
@@ -110,10 +107,7 @@ def test_another_tenant_sees_nothing(server: Server, client: openai.OpenAI) -> N
 
 def test_cancelled_batch_has_what_was_answered(client: openai.OpenAI) -> None:
     batch = begin(client, lines([1], [Prompt.STREAM], [Prompt.STREAM]))
-    until = time.monotonic() + 30
-    while not client.batches.retrieve(batch.id).request_counts.completed:  # type: ignore[union-attr]
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed)
     with pytest.raises(openai.ConflictError):
         client.files.delete(batch.input_file_id)
     assert client.batches.cancel(batch.id).status == "cancelling"
@@ -135,24 +129,18 @@ def test_batch_survives_a_killed_server(tiny_llama: Path, tmp_path: Path) -> Non
     with start(tiny_llama, tmp_path) as server:
         with client_of(server) as client:
             batch = begin(client, lines([1], [1], [Prompt.STREAM]))
-            until = time.monotonic() + 30
-            while client.batches.retrieve(batch.id).request_counts.completed != 2:  # type: ignore[union-attr]
-                assert time.monotonic() < until
-                time.sleep(0.02)
+            wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed == 2)
         server.stop(signal.SIGKILL)
     journal = next(tmp_path.glob("batches/*.partial"))
     num_answered = journal.read_bytes().count(b'{"line"')
     with start(tiny_llama, tmp_path) as server, client_of(server) as client:
         assert client.batches.retrieve(batch.id).status in ("validating", "in_progress")
-        until = time.monotonic() + 30
-        while (
-            server.metric("holdfast_num_requests_running") < 1 if False else "completions" not in server.text
-        ):
-            os.kill(server.engine_pid, signal.SIGUSR1)
-            if client.batches.retrieve(batch.id).status == "completed":
-                break
-            assert time.monotonic() < until
-            time.sleep(0.02)
+
+        def is_completed() -> bool:
+            os.kill(server.engine_pid, signal.SIGUSR1)  # completes the stream, once it is there
+            return bool(client.batches.retrieve(batch.id).status == "completed")
+
+        wait_until(is_completed)
         ended = wait(client, batch.id, "completed")
         assert num_answered == 2
         assert [one["custom_id"] for one in outputs(client, ended.output_file_id)] == ["c0", "c1", "c2"]
