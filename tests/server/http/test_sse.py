@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
+
 from holdfast.server.errors import ApiError
 from holdfast.server.http.sse import EventStreamResponse, sse_event
 from support.asgi import Sent, silence
@@ -39,7 +41,8 @@ def test_data_is_one_line_whatever_it_holds() -> None:
     assert json.loads(data.removeprefix("data: ")) == said and data.endswith('é …"}')
 
 
-def test_resources_are_closed_before_the_client_sees_the_end() -> None:
+@pytest.mark.anyio
+async def test_resources_are_closed_before_the_client_sees_the_end() -> None:
     """A client that sends its next request then must find its place free."""
     order: list[str] = []
 
@@ -57,14 +60,15 @@ def test_resources_are_closed_before_the_client_sees_the_end() -> None:
         resources.callback(order.append, "closed")
         await EventStreamResponse(answer(fails), resources, send_timeout=60.0)(HTTP, silence, send)
 
-    asyncio.run(run(False))
+    await run(False)
     assert order == ["more", "closed", "end"]
     order.clear()
-    asyncio.run(run(True))
+    await run(True)
     assert order[-2:] == ["closed", "end"]
 
 
-def test_client_that_takes_nothing_counts_as_disconnected() -> None:
+@pytest.mark.anyio
+async def test_client_that_takes_nothing_counts_as_disconnected() -> None:
     """A write that waits ends the stream; time without events does not."""
     ended: list[str] = []
     num_writes = 0
@@ -84,12 +88,9 @@ def test_client_that_takes_nothing_counts_as_disconnected() -> None:
         finally:
             ended.append("stream")
 
-    async def run() -> None:
-        events, resources = answer(), AsyncExitStack()
-        resources.callback(ended.append, "resources")
-        response = EventStreamResponse(events, resources, send_timeout=0.1)
-        await asyncio.wait_for(response(HTTP, silence, send), 10)
-        await events.aclose()
-
-    asyncio.run(run())
+    events, resources = answer(), AsyncExitStack()
+    resources.callback(ended.append, "resources")
+    response = EventStreamResponse(events, resources, send_timeout=0.1)
+    await asyncio.wait_for(response(HTTP, silence, send), 10)
+    await events.aclose()
     assert num_writes == 3 and "resources" in ended

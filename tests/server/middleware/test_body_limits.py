@@ -120,32 +120,28 @@ class Drip:
         return {"type": "http.request", "body": self.pieces.pop(0), "more_body": True}
 
 
-def test_slow_body_times_out() -> None:
+async def drip(pieces: list[bytes], seconds: float) -> ApiError:
+    """The error of a body that arrives in these pieces, within so many seconds."""
+    app = BodyLimitMiddleware(read, ServerConfig(body_timeout=seconds))
+    with pytest.raises(ApiError) as caught:
+        await asyncio.wait_for(app(scope_of("POST", "/"), Drip(pieces).receive, no_send), 10)
+    return caught.value
+
+
+@pytest.mark.anyio
+async def test_slow_body_times_out() -> None:
     """Neither silence nor bytes below the least rate extend the time."""
-
-    async def run(pieces: list[bytes]) -> ApiError:
-        app = BodyLimitMiddleware(read, ServerConfig(body_timeout=0.1))
-        with pytest.raises(ApiError) as caught:
-            await app(scope_of("POST", "/"), Drip(pieces).receive, no_send)
-        return caught.value
-
     for pieces in ([], [b"x"], [b"x"] * 1000):
-        error = asyncio.run(asyncio.wait_for(run(pieces), 10))
+        error = await drip(pieces, 0.1)
         assert (error.status, error.code) == (408, "body_timeout")
 
 
-def test_body_at_the_least_rate_may_take_longer() -> None:
+@pytest.mark.anyio
+async def test_body_at_the_least_rate_may_take_longer() -> None:
     """A client with a slow line may send a large body; a pause still ends it."""
-
-    async def run(pieces: list[bytes]) -> None:
-        app = BodyLimitMiddleware(read, ServerConfig(body_timeout=0.5))
-        await app(scope_of("POST", "/"), Drip(pieces).receive, no_send)
-
     sent = b"x" * (MIN_BYTES_PER_SECOND // 50)  # twice the least rate
     pieces = [sent] * 60  # 0.6 s
-    with pytest.raises(ApiError) as caught:
-        asyncio.run(asyncio.wait_for(run(pieces), 10))
-    assert caught.value.code == "body_timeout"
+    assert (await drip(pieces, 0.5)).code == "body_timeout"
     assert not pieces  # all arrived; then it paused
 
 
@@ -167,7 +163,8 @@ def test_no_deadline_after_the_body() -> None:
     asyncio.run(app(scope_of("POST", "/"), receive, no_send))
 
 
-def test_bodies_of_all_requests_are_bounded_together() -> None:
+@pytest.mark.anyio
+async def test_bodies_of_all_requests_are_bounded_together() -> None:
     """A large one too many gets 503, a small one is still accepted, and the others continue."""
     most, may_end = 100_000, asyncio.Event()
     reading = 0
@@ -187,16 +184,13 @@ def test_bodies_of_all_requests_are_bounded_together() -> None:
 
         await app(scope_of("POST", "/"), receive, no_send)
 
-    async def run() -> None:
-        held = [asyncio.create_task(send_body(most)) for _ in range(_MAX_FULL_BODIES)]
-        await asyncio.sleep(0.01)
-        with pytest.raises(ApiError) as caught:
-            await send_body(most)
-        assert (caught.value.status, caught.value.code) == (503, "too_many_bodies")
-        held.append(asyncio.create_task(send_body(1000)))
-        await asyncio.sleep(0.01)
-        assert reading == _MAX_FULL_BODIES + 1
-        may_end.set()
-        await asyncio.gather(*held, send_body(most))
-
-    asyncio.run(run())
+    held = [asyncio.create_task(send_body(most)) for _ in range(_MAX_FULL_BODIES)]
+    await asyncio.sleep(0.01)
+    with pytest.raises(ApiError) as caught:
+        await send_body(most)
+    assert (caught.value.status, caught.value.code) == (503, "too_many_bodies")
+    held.append(asyncio.create_task(send_body(1000)))
+    await asyncio.sleep(0.01)
+    assert reading == _MAX_FULL_BODIES + 1
+    may_end.set()
+    await asyncio.gather(*held, send_body(most))

@@ -88,20 +88,18 @@ def test_client_disconnect_sends_and_logs_nothing(caplog: pytest.LogCaptureFixtu
     assert not caplog.records
 
 
-def test_cancelled_request_gets_503_and_stays_cancelled() -> None:
+@pytest.mark.anyio
+async def test_cancelled_request_gets_503_and_stays_cancelled() -> None:
     sent = Sent()
 
     async def wait(*_: Any) -> None:
         await asyncio.get_running_loop().create_future()
 
-    async def scene() -> None:
-        task = asyncio.create_task(ExceptionMiddleware(wait)(scope_of("GET", "/"), silence, sent))  # type: ignore[var-annotated]
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(scene())
+    task = asyncio.create_task(ExceptionMiddleware(wait)(scope_of("GET", "/"), silence, sent))  # type: ignore[var-annotated]
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert sent[0]["status"] == 503
 
 
