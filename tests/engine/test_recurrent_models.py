@@ -17,6 +17,7 @@ from holdfast.engine.start.preflight import OpenedModel
 from holdfast.errors import ConfigError
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.worker.kv_store import NUM_SCRATCH_STATES
+from support.stepping import answer
 
 PROMPT = [(n * n * 7) % 290 + 3 for n in range(300)]
 MODELS: dict[str, dict[str, Any]] = {
@@ -56,16 +57,7 @@ def params(**changes: Any) -> SamplingParams:
 
 def answers(engine: Engine, prompts: list[list[int]], how: SamplingParams) -> list[Result]:
     """The answers of requests that are sent at once, in their order."""
-    ids = []
-    for prompt in prompts:
-        request = engine.prepare(prompt, how)
-        engine.submit(request)
-        ids.append(request.request_id)
-    found: dict[int, Result] = {}
-    while engine.has_work:
-        found |= {one.request_id: one.result for one in engine.step() if one.result is not None}
-        engine.check()
-    return [found[number] for number in ids]
+    return answer(engine, [engine.prepare(prompt, how) for prompt in prompts])
 
 
 def fresh(engine: Engine) -> Engine:
@@ -80,8 +72,8 @@ def test_an_answer_continues_on_another_engine(engine: Engine, deterministic: bo
 
 def test_an_answer_is_scored_as_it_was_generated(engine: Engine) -> None:
     engine = fresh(engine)
-    (answer,) = answers(engine, [PROMPT[:70]], params())
-    choice = answer.choices[0]
+    (made,) = answers(engine, [PROMPT[:70]], params())
+    choice = made.choices[0]
     assert choice.logprobs is not None
     whole = PROMPT[:70] + list(choice.token_ids)
     for _ in range(2):  # the second time some pages are cached
@@ -110,16 +102,11 @@ def test_an_embedding_has_one_value(engine: Engine, pooling: PoolingType) -> Non
     prompt, how = PROMPT[:150], score_params(deterministic=True)
 
     def embed(one: Engine, neighbours: int) -> bytes | None:
-        for number in range(neighbours):
-            one.submit(one.prepare(prompt[: 40 * number + 20], params(deterministic=number % 2 == 0)))
-        request = one.prepare(prompt, how, pooling=Pooling(pooling))
-        one.submit(request)
-        found = None
-        while one.has_work:
-            for output in one.step():
-                if output.request_id == request.request_id and output.result is not None:
-                    found = output.result.embedding
-        return found
+        load = [
+            one.prepare(prompt[: 40 * number + 20], params(deterministic=number % 2 == 0))
+            for number in range(neighbours)
+        ]
+        return answer(one, [*load, one.prepare(prompt, how, pooling=Pooling(pooling))])[-1].embedding
 
     alone = embed(fresh(engine), 0)
     assert alone is not None
