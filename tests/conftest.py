@@ -199,6 +199,18 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("tiny") / "llama")
 
 
+@pytest.fixture(scope="session")
+def thinking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny thinking model whose chat template joins the messages."""
+    from support.thinking_models import thinker_folder
+
+    path = thinker_folder(tmp_path_factory.mktemp("thinker") / "model")
+    config = path / "tokenizer_config.json"
+    template = "{% for one in messages %}{{ one.content }} {% endfor %}"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
+    return path
+
+
 SMALL: dict[str, Any] = {"dtype": "fp32", "max_pass_tokens": 64, "max_num_seqs": 8}
 
 

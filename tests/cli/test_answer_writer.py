@@ -12,20 +12,15 @@ from holdfast.cli.answer_writer import AnswerWriter, NewThoughts, PromptText, Wo
 from holdfast.core.results import Thought
 from holdfast.text.tokenizer import byte_tokenizer
 from support.fake_server import FakeServer
-from support.thinking_models import thinker_folder
 
 PROMPT = "heads tails the coin is flips heads heads tails"
 ASKED = ("-n", "16", "--ignore-eos", "--seed", "3", "--raw", "-d")
-TEMPLATE = "{% for one in messages %}{{ one.content }} {% endfor %}"
 NONE = "this model does not think: there are no thoughts to show"
 
 
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory):
-    folder = thinker_folder(tmp_path_factory.mktemp("thinker") / "model")
-    config = folder / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
-    return str(folder)
+@pytest.fixture
+def thinker(thinking_model):
+    return str(thinking_model)
 
 
 def thought(chunk, text, ids=(7,)):

@@ -1,6 +1,5 @@
 """Servers that several tests share: four of tiny models, one of the default model."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 
 from holdfast.receipts.signing import SigningKey
 from support.serving import Server, serving
-from support.thinking_models import thinker_folder
 from support.tiny import tiny_model
 
 
@@ -47,16 +45,6 @@ def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = tiny_model(tmp_path_factory.mktemp("tools") / "llama", max_position_embeddings=2048)
     with serving(model, "--max-num-seqs", "4", "--served-model-name", "tiny") as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def thinking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny thinking model whose chat template joins the messages."""
-    path = thinker_folder(tmp_path_factory.mktemp("thinker") / "model")
-    config = path / "tokenizer_config.json"
-    template = "{% for one in messages %}{{ one.content }} {% endfor %}"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
-    return path
 
 
 @pytest.fixture(scope="session")
