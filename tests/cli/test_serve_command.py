@@ -54,10 +54,6 @@ def write(tmp_path):
     return write
 
 
-def start(holdfast, *arguments):
-    return holdfast("serve", *arguments)
-
-
 def refused(holdfast, served, *arguments):
     """The error of wrong arguments; nothing is started."""
     result = holdfast("serve", *arguments, code=2)
@@ -70,7 +66,7 @@ def refused(holdfast, served, *arguments):
 
 
 def test_serve_without_options_has_the_defaults(holdfast, served):
-    start(holdfast)
+    holdfast("serve")
     assert served.server == ServerConfig()
     assert served.engine == EngineConfig()
 
@@ -102,23 +98,23 @@ def sharing(monkeypatch):
 
 
 def test_models_are_named_on_the_command_line(holdfast, served, sharing, write, monkeypatch):
-    assert start(holdfast, "--model", "a=x/y=z", "-m", "org/b=w").stdout == "planned\n"
+    assert holdfast("serve", "--model", "a=x/y=z", "-m", "org/b=w").stdout == "planned\n"
     assert [one.names for one in served.models] == [("a",), ("org/b",)]
-    start(holdfast, "--config", write("models: [a=x, b=y]\nmodel: z"), "typed")
+    holdfast("serve", "--config", write("models: [a=x, b=y]\nmodel: z"), "typed")
     assert named(served) == [((), "typed")]
     monkeypatch.setenv("HOLDFAST_MODELS", "a=x,b=y")
-    start(holdfast)
+    holdfast("serve")
     assert [one.names for one in served.models] == [("a",), ("b",)]
 
 
 def test_single_model_may_be_given_as_an_option(holdfast, served, tmp_path):
-    start(holdfast, "--model", "a=x/y")
+    holdfast("serve", "--model", "a=x/y")
     assert named(served) == [(("a",), "x/y")]
-    start(holdfast, "-m", "x/y", "--served-model-name", "b")
+    holdfast("serve", "-m", "x/y", "--served-model-name", "b")
     assert named(served) == [(("b",), "x/y")]
     folder = tmp_path / "a=b"
     folder.mkdir()
-    start(holdfast, "--model", folder)
+    holdfast("serve", "--model", folder)
     assert named(served) == [((), str(folder))]
 
 
@@ -181,7 +177,7 @@ def by_file(monkeypatch, write):
 
 @pytest.mark.parametrize("arguments", [by_arguments, by_environment, by_file])
 def test_options_are_read(holdfast, served, monkeypatch, write, arguments):
-    start(holdfast, *arguments(monkeypatch, write))
+    holdfast("serve", *arguments(monkeypatch, write))
     assert served.server == ServerConfig(
         port=81, served_model_names=("a", "b"), inspector=False, drain_timeout=1.5, log_format="json"
     )
@@ -198,7 +194,7 @@ def test_options_are_read(holdfast, served, monkeypatch, write, arguments):
 def test_chat_template_is_read_from_its_file(holdfast, served, tmp_path):
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages }}")
-    start(holdfast, "--chat-template", template)
+    holdfast("serve", "--chat-template", template)
     assert served.engine.chat_template == "{{ messages }}"
 
 
@@ -221,7 +217,7 @@ def test_chat_template_that_is_too_long_or_no_text_is_refused(holdfast, served, 
 @pytest.mark.parametrize("value", [" one , two ", "one two", ",one,,two,"])
 def test_environment_variable_with_several_keys(holdfast, served, monkeypatch, value):
     monkeypatch.setenv("HOLDFAST_API_KEY", value)
-    start(holdfast)
+    holdfast("serve")
     assert served.server.api_keys == ("one", "two")
 
 
@@ -233,7 +229,7 @@ def test_empty_api_key_variable_is_refused(holdfast, served, monkeypatch, value)
 
 def test_empty_api_key_variable_is_ignored_beside_the_option(holdfast, served, monkeypatch):
     monkeypatch.setenv("HOLDFAST_API_KEY", "")
-    start(holdfast, "--api-key", "one")
+    holdfast("serve", "--api-key", "one")
     assert served.server.api_keys == ("one",)
 
 
@@ -262,24 +258,24 @@ def test_other_commands_ignore_the_variables(holdfast, monkeypatch, model):
 
 
 def test_config_file_takes_numbers_and_underscores(holdfast, served, write):
-    start(holdfast, "--config", write("max_num_seqs: 5\nkv-memory: 1048576\nspot-check-rate: 0.5"))
+    holdfast("serve", "--config", write("max_num_seqs: 5\nkv-memory: 1048576\nspot-check-rate: 0.5"))
     assert served.engine == EngineConfig(max_num_seqs=5, kv_memory="1048576", spot_check_rate=0.5)
 
 
 def test_config_file_does_not_split_keys_at_commas(holdfast, served, write):
-    start(holdfast, "--config", write("api-key: one,two"))
+    holdfast("serve", "--config", write("api-key: one,two"))
     assert served.server.api_keys == ("one,two",)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
 def test_empty_config_file(holdfast, served, write, text):
-    start(holdfast, "--config", write(text))
+    holdfast("serve", "--config", write(text))
     assert served.server == ServerConfig()
 
 
 def test_config_file_named_in_the_environment(holdfast, served, write, monkeypatch):
     monkeypatch.setenv("HOLDFAST_CONFIG", str(write("port: 9000")))
-    start(holdfast)
+    holdfast("serve")
     assert served.server.port == 9000
 
 
@@ -381,7 +377,7 @@ def reloading(holdfast, monkeypatch, write):
 
         monkeypatch.setitem(sys.modules, "holdfast.server.main", SimpleNamespace(run=run))
         monkeypatch.setattr(o, "open_model", lambda config: None)
-        start(holdfast, *arguments, "--config", write(text))
+        holdfast("serve", *arguments, "--config", write(text))
         return found
 
     return call
@@ -419,18 +415,18 @@ def test_command_line_overrides_environment_overrides_file(holdfast, served, wri
     monkeypatch.setenv("HOLDFAST_MAX_STOPS", "2")
     monkeypatch.setenv("HOLDFAST_API_KEY", "environment,other")
     monkeypatch.setenv("HOLDFAST_MODEL", "environment")
-    start(holdfast, "--config", path, "--port", "1001")
+    holdfast("serve", "--config", path, "--port", "1001")
     server = served.server
     assert (server.port, server.max_stops, server.max_prompts, server.max_choices) == (1001, 2, 3, 32)
     assert server.api_keys == ("environment", "other")
     assert server.inspector is False
     assert served.engine.model == "environment"
-    start(holdfast, "typed", "--api-key", "typed", "--inspector", "--config", path)
+    holdfast("serve", "typed", "--api-key", "typed", "--inspector", "--config", path)
     assert served.server.api_keys == ("typed",)
     assert served.server.inspector is True
     assert served.engine.model == "typed"
     monkeypatch.delenv("HOLDFAST_MODEL")
-    start(holdfast, "--config", path)
+    holdfast("serve", "--config", path)
     assert served.engine.model == "file"
 
 
@@ -478,7 +474,7 @@ def test_missing_server_package_says_what_to_install(holdfast, served, monkeypat
 def test_yaml_is_needed_only_for_a_config_file(holdfast, served, monkeypatch, write):
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert "pip install 'holdfast[server]'" in refused(holdfast, served, "--config", write("port: 1"))
-    start(holdfast)
+    holdfast("serve")
 
 
 def test_help_needs_no_server_package():
