@@ -20,7 +20,9 @@ from holdfast.certification.gemm.recipes import GemmRecipe
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.llm.llm import LLM
 from holdfast.engine.start import builder as build
+from holdfast.engine.start.preflight import OpenedModel
 from holdfast.errors import DeterminismRefused
+from holdfast.models.dummy import tiny_config
 from holdfast.numerics.arrays import HOST
 from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.cache_dir import read_checked, write_checked
@@ -168,6 +170,17 @@ def test_differing_sizes_are_not_certified_and_answers_stay_the_same(
     assert llm.engine.certificate.refusal is None
     assert same_bits(llm, auto_llm)
     assert all(result.determinism == "certified" for result in llm.generate(PROMPTS, PARAMS))
+
+
+def test_model_with_a_wide_mlp_is_certified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Synthetic weights are cut, but those of a layer must fit each other."""
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
+    model = replace(tiny_config(), intermediate_size=4864)
+    certificate = build.assemble(
+        OpenedModel(EngineConfig(kernels="c", max_pass_tokens=32), model), None
+    ).certificate
+    assert certificate is not None and certificate.refusal is None
+    assert certificate.sizes[-1] == 32 and all(check.agrees for check in certificate.checks)
 
 
 def test_without_certified_sizes_every_token_is_verified_and_rollbacks_happen(

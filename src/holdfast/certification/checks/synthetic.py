@@ -42,11 +42,11 @@ _EDGE_DRAWS, _EDGE_DRAWS_ON_GPU = 8192, 1 << 14
 _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
 
 
-def synthetic_linears(backend: Backend, like: Linear) -> Iterator[Linear]:
+def synthetic_linears(backend: Backend, like: Linear, *, is_whole: bool = False) -> Iterator[Linear]:
     """Yield linear layers of the same shape whose weights show the order of summation: two, more where they
-    have few columns. Where no library chooses a kernel by the shape, a wide one is cut: its columns are
-    computed alike."""
-    is_cut = not backend.recipe.depends_on_device and like.bias is None
+    have few columns. Where no library chooses a kernel by the shape, a wide one is cut unless it `is_whole`:
+    its columns are computed alike."""
+    is_cut = not backend.recipe.depends_on_device and like.bias is None and not is_whole
     if like.blocks:
         wanted = [(name, _cut(count) if is_cut else count) for name, count in like.blocks]
         for seed in range(2):
@@ -74,16 +74,20 @@ def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
     of gate and up must not be zero. Experts are the layer's own."""
     assert like.qkv is not None and like.o is not None
     dtype, xp = like.o.dtype, arrays_on(backend.device)
+
+    def synthetic(one: Linear) -> Linear:
+        return next(synthetic_linears(backend, one, is_whole=True))
+
     zeros = xp.zeros((like.o.out_features, like.o.in_features), dtype=dtype)
     return replace(
         like,
-        qkv=next(synthetic_linears(backend, like.qkv)),
+        qkv=synthetic(like.qkv),
         o=backend.pack(zeros, None if like.o.bias is None else xp.zeros_like(like.o.bias)),
         post_norm=None
         if like.post_norm is None
         else xp.full_like(like.post_norm, 128 if dtype == xp.float16 else 1),
-        gate_up=None if like.gate_up is None else next(synthetic_linears(backend, like.gate_up)),
-        down=None if like.down is None else next(synthetic_linears(backend, like.down)),
+        gate_up=None if like.gate_up is None else synthetic(like.gate_up),
+        down=None if like.down is None else synthetic(like.down),
     )
 
 
