@@ -25,6 +25,7 @@ from holdfast.errors import DeterminismRefused
 from holdfast.models.dummy import tiny_config
 from holdfast.numerics.arrays import HOST
 from holdfast.numerics.backends.select_backend import open_backend
+from holdfast.numerics.batch_sizes import cpu_batch_sizes
 from holdfast.numerics.cache_dir import read_checked, write_checked
 from holdfast.numerics.layer import run_layer
 from holdfast.numerics.ops import Linear
@@ -96,7 +97,7 @@ def open_faulty(
     open_backend(torch.float32, num_threads=1)  # builds the C kernels in the cache of the test session
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(cache))
     monkeypatch.setattr(build, "open_backend", lambda *a, **k: kind(open_backend(*a, **k), fault))
-    return LLM(str(model), dtype="fp32", max_pass_tokens=64, max_num_seqs=8, **config)
+    return LLM(str(model), **{"dtype": "fp32", "max_pass_tokens": 64, "max_num_seqs": 8, **config})
 
 
 def same_bits(one: LLM, other: LLM) -> bool:
@@ -181,6 +182,24 @@ def test_model_with_a_wide_mlp_is_certified(monkeypatch: pytest.MonkeyPatch, tmp
     ).certificate
     assert certificate is not None and certificate.refusal is None
     assert certificate.sizes[-1] == 32 and all(check.agrees for check in certificate.checks)
+
+
+def test_sizes_above_a_block_of_rows_stand_for_each_other(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of these, the first and the largest are tested."""
+
+    def at_the_largest(out: Tensor, canonical: bool) -> None:
+        if not canonical and len(out) == 256:
+            out *= 1 + 1e-6
+
+    for fault, largest in ((at_the_largest, 128), (lambda out, canonical: None, 256)):
+        llm = open_faulty(tiny_llama, tmp_path / str(largest), monkeypatch, fault, max_pass_tokens=256)
+        certificate = llm.engine.certificate
+        assert certificate is not None and certificate.refusal is None
+        assert certificate.sizes == tuple(size for size in cpu_batch_sizes(256) if size <= largest)
+        tested = {size for check in certificate.checks for size in check.sizes_tested}
+        assert {size for size in tested if size > 128} == {144, 256}
 
 
 def test_without_certified_sizes_every_token_is_verified_and_rollbacks_happen(

@@ -65,18 +65,19 @@ class Certification:
         sizes: tuple[int, ...],
         *,
         make_reference_checks: Callable[[], Sequence[Check]],
+        block_rows: int | None,
         kernels: ListKernels | None = None,
         device: Device,
     ) -> None:
-        """The checks are made when they are needed: their inputs take time and memory. kernels lists
-        the kernels of a pass, on a GPU."""
+        """The checks are made when they are needed: their inputs take time and memory. block_rows: of the
+        backend's capabilities. kernels lists the kernels of a pass, on a GPU."""
         self.key = certificate_key(subject)
         self.certificate: Certificate | None = None
         self._subject = subject
         self._make_checks = make_checks
         self._make_reference_checks = make_reference_checks
         self._known_checks: tuple[Check, ...] | None = None
-        self._sizes = sizes
+        self._sizes, self._block_rows = sizes, block_rows
         self._list_kernels = kernels
         self._device = device
         self._kept = _load_progress(self.key)
@@ -122,7 +123,7 @@ class Certification:
         if all(0 not in check.sizes_differing for check in done):
             _save_progress(self._kept)
             return None
-        return certify(self._subject, done, self._sizes, seconds=time.monotonic() - started)
+        return certify(self._subject, done, self._sizes, self._block_rows, seconds=time.monotonic() - started)
 
     def finish(self, progress: Progress | None = None) -> Certificate:
         """Run all that is left."""
@@ -186,7 +187,11 @@ class Certification:
     def _complete(self) -> None:
         clear_neighbours()
         kernels = () if self._list_kernels is None else self._list_kernels()
-        made = certify(self._subject, self._done, self._sizes, kernels=kernels, seconds=self._kept.seconds)
+        made = certify(
+            *(self._subject, self._done, self._sizes, self._block_rows),
+            kernels=kernels,
+            seconds=self._kept.seconds,
+        )
         save_certificate(made)
         _delete_progress(self.key)
         self._known_checks = ()  # they hold inputs and weights
@@ -202,13 +207,16 @@ def certify(
     subject: Mapping[str, object],
     done: Sequence[OperationCheck],
     sizes: tuple[int, ...],
+    block_rows: int | None,
     *,
     kernels: tuple[str, ...] = (),
     seconds: float,
 ) -> Certificate:
     """Return the certificate of these checks. A size is certified if no check differs at it; size 0 means the
-    reference itself differs."""
+    reference itself differs. Sizes above `block_rows` stand for each other."""
     differing = {size for check in done for size in check.sizes_differing}
+    if block_rows is not None and max(differing, default=0) > block_rows:
+        differing |= {size for size in sizes if size > block_rows}
     broken = [check.name for check in done if 0 in check.sizes_differing]
     refusal = (
         "on this machine the reference pass does not repeat its own bits for "

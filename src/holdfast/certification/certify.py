@@ -34,7 +34,7 @@ from holdfast.certification.checks.operations import (
 )
 from holdfast.certification.checks.order_probes import MIN_COLUMNS
 from holdfast.certification.checks.passes import PassBench, check_passes
-from holdfast.certification.checks.probes import DENSE_SEATING
+from holdfast.certification.checks.probes import DENSE_SEATING, tested_sizes
 from holdfast.certification.checks.recurrence import check_recurrence
 from holdfast.certification.checks.synthetic import sampler_ops, synthetic_layer, synthetic_linears, token_ops
 from holdfast.models.config import DecoderConfig
@@ -47,6 +47,7 @@ from holdfast.worker.logits import max_logits_tokens
 from holdfast.worker.model_runner import ModelRunner
 
 _SAMPLED_SIZES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 100, 128, 255, 256, 511, 512)
+_ROWWISE_SAMPLED_SIZES = (1, 3, 16, 64)
 _MAX_CPU_HEAD_TOKENS = max_logits_tokens(HOST)
 _EXPERT_ROWS = (
     *range(1, 34),
@@ -87,7 +88,7 @@ def plan_certification(
             *_gemm_checks(decoder, max_pass_tokens),
             *_layer_checks(decoder, max_pass_tokens),
             *_weightless_checks(backend, model, max_pass_tokens, max_len),
-            *_recurrence_checks(decoder, backend.can.sizes(max_pass_tokens)),
+            *_recurrence_checks(decoder, _sizes(backend, max_pass_tokens)),
             *last,
         ]
 
@@ -96,16 +97,21 @@ def plan_certification(
         make_checks,
         backend.can.sizes(max_pass_tokens),
         make_reference_checks=lambda: [*_reference_checks(decoder, max_len), *reference],
+        block_rows=backend.can.block_rows,
         kernels=kernels,
         device=backend.device,
     )
+
+
+def _sizes(backend: Backend, max_pass_tokens: int) -> tuple[int, ...]:
+    return tested_sizes(backend, backend.can.sizes(max_pass_tokens))
 
 
 def _gemm_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
     """Check every shape with synthetic weights at every size. Then the model's own weights at a few sizes:
     those of the first, a middle and the last layer, and the head."""
     backend = decoder.backend
-    sizes = backend.can.sizes(max_pass_tokens)
+    sizes = _sizes(backend, max_pass_tokens)
     few, sampled = _few_sizes(backend, sizes), _sampled_layers(decoder)
     last_expert = decoder.config.num_experts - 1
     sampled_experts = {None, 0, last_expert // 2, last_expert}
@@ -186,7 +192,7 @@ def _layer_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
     """Check the fused layer against its operations one by one: with synthetic weights, then the first, a
     middle and the last layer."""
     backend = decoder.backend
-    sizes = backend.can.sizes(max_pass_tokens)
+    sizes = _sizes(backend, max_pass_tokens)
     few = (*(size for size in sizes if size in backend.can.layer_sizes), sizes[-1])
     small = tuple(size for size in sizes if size <= DENSE_SEATING)
     yield partial(_check_synthetic_layer, decoder, few if backend.can.is_interpreted else (*small, *few))
@@ -206,7 +212,7 @@ def _weightless_checks(
     backend: Backend, model: DecoderConfig, max_pass_tokens: int, max_len: int
 ) -> Iterator[Check]:
     """Check norms, rope, activation, attention and the sampler."""
-    sizes = backend.can.sizes(max_pass_tokens)
+    sizes = _sizes(backend, max_pass_tokens)
     for one in dict.fromkeys((backend, backend.in_fp32())):
         suffix = "" if one is backend else " (fp32)"
         for op in token_ops(one, model):
@@ -284,5 +290,6 @@ def _sampled_sizes(backend: Backend, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return numbers of sampled tokens the sampler's operations are checked with."""
     if backend.can.is_interpreted:
         return tuple(size for size in sizes if size <= DENSE_SEATING)
-    most = DENSE_SEATING if backend.can.samples_by_row else sizes[-1]
-    return tuple(size for size in _SAMPLED_SIZES if size <= most)
+    if backend.can.samples_by_row:
+        return _ROWWISE_SAMPLED_SIZES
+    return tuple(size for size in _SAMPLED_SIZES if size <= sizes[-1])

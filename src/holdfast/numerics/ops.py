@@ -50,6 +50,9 @@ class Capabilities:
     # Certification tests passes of these sizes, in tokens, up to a largest one.
     sizes: Callable[[int], tuple[int, ...]]
     layer_sizes: tuple[int, ...]  # of them, those at which it tests whole layers
+    # A kernel takes at most so many rows at once, in code that does not know how many follow. Of larger
+    # passes certification tests two. None: a library may choose its kernel by the number of rows.
+    block_rows: int | None = None
     # The sampler takes row by row, in code that does not know their number: it is tested with few.
     samples_by_row: bool = True
     rounds_in_gemm: bool = False  # `linear` is another kernel than `logits`, not its result rounded

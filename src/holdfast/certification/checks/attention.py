@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from holdfast.certification.certificate import CheckSteps, OperationCheck
 from holdfast.certification.checks.order_probes import attention_inputs
-from holdfast.certification.checks.probes import Differences
+from holdfast.certification.checks.probes import Differences, canonical_sizes
 from holdfast.models.config import DecoderConfig
 from holdfast.numerics.arrays import Tensor, arrays_on
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
@@ -95,7 +95,7 @@ def _check_window(
     differences.compare(0, bench.chunked(shuffled=True), reference)
     # Canonical passes have multiples of the reference's size: if one differs, the reference does.
     largest = max(sizes)
-    for size in sorted({*sizes, *range(reference_tokens, largest + 1, reference_tokens)}):
+    for size in sorted({*sizes, *canonical_sizes(backend, largest)}):
         label = 0 if size % reference_tokens == 0 else size
         bench.check_chunk(size, reference, label, differences)
         if size in (4 * reference_tokens, largest) and size > 2 * reference_tokens:

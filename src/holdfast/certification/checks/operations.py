@@ -17,6 +17,7 @@ from holdfast.certification.checks.probes import (
     MAX_BATCHES,
     Differences,
     ProbeBatch,
+    canonical_sizes,
     mixed_batches,
     plant,
     rows_at,
@@ -61,9 +62,9 @@ def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Chec
     runs_rounded = backend.can.rounds_in_gemm and not case.is_head
     gemm = backend.linear if runs_rounded else backend.logits
     reference_tokens = backend.recipe.rows
-    canonical_sizes = {reference_tokens, 2 * reference_tokens}
+    canonical = {reference_tokens, 2 * reference_tokens}
     if case.is_thorough:
-        canonical_sizes.add(max(sizes) // reference_tokens * reference_tokens or reference_tokens)
+        canonical.add(max(sizes) // reference_tokens * reference_tokens or reference_tokens)
     return _check(
         backend,
         case.name,
@@ -72,7 +73,7 @@ def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Chec
         probes=_gemm_inputs(backend, linear.in_features),
         canonical=lambda x: gemm(x, linear, canonical=True),
         fast=lambda x: gemm(x, linear, canonical=False),
-        canonical_sizes=sorted(canonical_sizes),
+        canonical_sizes=sorted(canonical),
         mixed=mixed_batches if case.is_thorough else None,
     )
 
@@ -184,7 +185,7 @@ def check_token_op(backend: Backend, op: ProbedOp, sizes: tuple[int, ...], *, su
         probes=op.inputs,
         canonical=op.run,
         fast=op.run,
-        canonical_sizes=range(reference_tokens, max(sizes) + 1, reference_tokens),
+        canonical_sizes=canonical_sizes(backend, max(sizes)),
         mixed=_last_mixed_batch,
     )
 

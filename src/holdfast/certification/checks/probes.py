@@ -1,11 +1,12 @@
 """Probe tokens among neighbours, and the comparison of bits on the device."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from holdfast.numerics.arrays import Device, Tensor, arrays_on
 from holdfast.numerics.bits import bits_differ
+from holdfast.numerics.ops import Backend
 
 NUM_PROBES = 8  # among neighbours
 DENSE_SEATING = 64  # in batches of up to so many tokens the probes are tried at several places
@@ -24,6 +25,22 @@ class ProbeBatch:
     seats: tuple[int, ...]
     probes: tuple[int, ...]
     scales: tuple[float, float]
+
+
+def tested_sizes(backend: Backend, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return which of these sizes to test. If larger passes repeat the code of a block of rows, these are the
+    sizes up to a block, the next one and the last."""
+    block = backend.can.block_rows
+    if block is None:
+        return tuple(sizes)
+    larger = [size for size in sizes if size > block]
+    return tuple(size for size in sizes if size <= block or size in (larger[0], larger[-1]))
+
+
+def canonical_sizes(backend: Backend, largest: int) -> tuple[int, ...]:
+    """Return the sizes of canonical passes to test: multiples of the reference's size up to `largest`."""
+    rows = backend.recipe.rows
+    return tested_sizes(backend, range(rows, largest + 1, rows))
 
 
 def run_full(

@@ -37,7 +37,7 @@ from holdfast.numerics.sampling import SamplingBatch
 _NUM_TOP_P_PROBES = 32
 _NUM_FEW_PROBES, FEW_TOKENS = 2048, 8
 _EPS = 1e-5
-_MAX_OWN_COLUMNS = 8192  # of a synthetic weight for our own kernels
+_MAX_OWN_COLUMNS, _MAX_OWN_VOCABULARY = 512, 8192  # of synthetic weights and logits for our own kernels
 _EDGE_DRAWS, _EDGE_DRAWS_ON_GPU = 8192, 1 << 14
 _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
 
@@ -48,12 +48,12 @@ def synthetic_linears(backend: Backend, like: Linear, *, is_whole: bool = False)
     its columns are computed alike."""
     is_cut = not backend.recipe.depends_on_device and like.bias is None and not is_whole
     if like.blocks:
-        wanted = [(name, _cut(count) if is_cut else count) for name, count in like.blocks]
+        wanted = [(name, _cut(count, _MAX_OWN_COLUMNS) if is_cut else count) for name, count in like.blocks]
         for seed in range(2):
             parts = [random_blocks(name, count, like.in_features, seed) for name, count in wanted]
             yield cast(BlockBackend, backend).pack_blocks(parts, like.bias)
         return
-    columns = _cut(like.out_features) if is_cut else like.out_features
+    columns = _cut(like.out_features, _MAX_OWN_COLUMNS) if is_cut else like.out_features
     probes = GemmProbes(like.in_features, like.dtype, backend.device)
     bias = None if like.bias is None else arrays_on(backend.device).linspace(-1, 1, columns)
     for _ in range(max(2, MIN_COLUMNS // columns)):
@@ -64,8 +64,8 @@ def synthetic_linears(backend: Backend, like: Linear, *, is_whole: bool = False)
             yield replace(backend.pack_experts([(weight, bias)], 1).linears[0], expert_form=like.expert_form)
 
 
-def _cut(columns: int) -> int:
-    return columns if columns <= _MAX_OWN_COLUMNS else _MAX_OWN_COLUMNS + columns % 64
+def _cut(columns: int, most: int) -> int:
+    return columns if columns <= most else most + columns % 64
 
 
 def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
@@ -178,8 +178,11 @@ def _activation_op(
 
 def sampler_ops(backend: Backend, vocab: int, *, is_quick: bool = False) -> list[ProbedOp]:
     """Return the sampler's operations. Settings of a token are functions of its logits, so that they do not
-    depend on its place in the batch. is_quick: without the ones on rare inputs."""
+    depend on its place in the batch. Our own kernels sum a vocabulary in blocks: they get a few of them.
+    is_quick: without the operations on rare inputs."""
     xp = arrays_on(backend.device)
+    if not backend.recipe.depends_on_device:
+        vocab = _cut(vocab, _MAX_OWN_VOCABULARY)
     logits = xp.from_numpy(logits_inputs(vocab))
 
     def argmax(x: Tensor) -> Tensor:

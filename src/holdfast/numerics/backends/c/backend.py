@@ -35,6 +35,7 @@ from holdfast.numerics.versions import VERSIONS
 _BF16_AMX = 3  # of packed weights and of GEMMs
 _KV_BLOCK = 64  # BLOCK in attention.c
 _REFERENCE_ROWS = 16
+_BLOCK_ROWS = 128  # in block_linear.c; ROW_BLOCK in linear.c is less
 _BLOCK_HEADER = struct.Struct("<16q")  # BlockWeight in block_linear.c
 _MAX_BLOCK_PARTS = 5
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu2": 2}  # `Layers` in kernels.h
@@ -47,7 +48,11 @@ class CBackend(CRecurrence, CpuBackend):
     recipe of its own, unless `portable` is set.
     """
 
-    can = Capabilities(cpu_batch_sizes, layer_sizes=(1, 2, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS))
+    can = Capabilities(
+        cpu_batch_sizes,
+        layer_sizes=(1, 2, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS),
+        block_rows=_BLOCK_ROWS,
+    )
 
     def __init__(
         self,
@@ -62,7 +67,6 @@ class CBackend(CRecurrence, CpuBackend):
         self.dtype, self.device = dtype, device or main_memory(dtype)
         self._arrays = arrays_on(self.device)
         self._kernels = kernels
-        self._num_threads = num_threads  # of the operations of this pass
         self._threads = ThreadCount(num_threads, waiting_counter(kernels))
         # By the first layer's id and their number.
         self._tables: dict[tuple[int, int], LayerTable] = {}
@@ -82,6 +86,11 @@ class CBackend(CRecurrence, CpuBackend):
             version=VERSIONS["kernels/c"],
             blocks="+".join(sorted(self.block_formats)),
         )
+
+    @property
+    def _num_threads(self) -> int:
+        """How many threads compute the next operation."""
+        return self._threads.update()
 
     def in_fp32(self) -> "CBackend":
         if self._code == 0:
@@ -318,7 +327,6 @@ class CBackend(CRecurrence, CpuBackend):
         *,
         canonical: bool,
     ) -> None:
-        self._num_threads = self._threads.update()
         table = self._find_table((weights,), shape, (kv,))
         if table is None:
             run_layer(self, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
@@ -337,7 +345,6 @@ class CBackend(CRecurrence, CpuBackend):
         *,
         canonical: bool,
     ) -> None:
-        self._num_threads = self._threads.update()
         table = self._find_table(weights, shape, kv) if weights else None
         if table is None:
             run_layers(self, residual, x, weights, shape, kv, batch, ropes, canonical=canonical)

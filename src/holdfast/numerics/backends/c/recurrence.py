@@ -27,7 +27,10 @@ class CRecurrence:
     dtype: DType
     _arrays: HostArrays
     _kernels: CKernels
-    _num_threads: int
+
+    @property
+    def _num_threads(self) -> int:
+        raise NotImplementedError
 
     def gated_delta(self, x: Tensor, weights: GatedDelta, layer: StateLayer, batch: ForwardBatch) -> Tensor:
         return self._recur(x, weights, layer, batch)

@@ -21,7 +21,7 @@ CountWaiting = Callable[[int], float | None]
 
 
 class ThreadCount:
-    """Chooses the number of threads between passes. Used by one thread.
+    """Chooses the number of threads between operations. Used by one thread.
 
     count_waiting returns the seconds for which so many threads have waited since they were started, None
     where the system does not say.
@@ -37,7 +37,7 @@ class ThreadCount:
         self._is_off = most == 1
 
     def update(self) -> int:
-        """Return how many compute the next pass: fewer if some waited for a core, at times more again."""
+        """Return how many compute the next operation: fewer if some waited for a core, at times more again."""
         now = self._clock()
         if not self._is_off and now - self._since >= _WINDOW:
             self._choose(now)
