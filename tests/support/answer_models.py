@@ -20,6 +20,7 @@ from holdfast.engine.start.builder import build
 CONFIG: dict[str, Any] = {
     "device": "cpu",
     "kernels": "c",
+    "portable": True,
     "kv_memory": "64MiB",
     "max_pass_tokens": 64,
     "max_num_seqs": 8,
