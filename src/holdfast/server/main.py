@@ -252,7 +252,7 @@ class HttpServer(uvicorn.Server):
 
 
 def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
-    """Run the coroutine to its end in an event loop of its own: uvloop's where it is installed, which is faster."""
+    """Run the coroutine to its end in an event loop of its own: uvloop's where it is installed."""
     try:
         import uvloop
     except ImportError:
