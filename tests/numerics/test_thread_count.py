@@ -12,10 +12,10 @@ from support.tiny import tiny_model
 
 
 class Machine:
-    """A clock, and threads of which so many wait for a core."""
+    """A clock, cores that nobody else uses, and threads of which so many wait for one of them."""
 
     def __init__(self, cores: int) -> None:
-        self.cores, self.time, self.waited = cores, 0.0, 0.0
+        self.cores, self.time, self.waited, self.usable = cores, 0.0, 0.0, 0.0
 
     def count_waiting(self, number: int) -> float | None:
         return self.waited
@@ -26,12 +26,13 @@ class Machine:
             numbers.append(threads.update())
             self.time += 0.01
             self.waited += 0.01 * max(0, numbers[-1] - self.cores)
+            self.usable += 0.01 * self.cores
         return numbers
 
 
 def test_fewer_threads_beside_other_work_and_all_again_after_it() -> None:
     machine = Machine(cores=8)
-    threads = ThreadCount(8, machine.count_waiting, lambda: machine.time)
+    threads = ThreadCount(8, machine.count_waiting, lambda: None, lambda: machine.time)
     assert set(machine.run(threads, 1)) == {8}
     machine.cores = 6
     numbers = machine.run(threads, 60)
@@ -41,9 +42,20 @@ def test_fewer_threads_beside_other_work_and_all_again_after_it() -> None:
     assert set(numbers[-100:]) == {8}
 
 
+def test_more_threads_are_tried_where_cores_are_free_and_seldom_elsewhere() -> None:
+    machine = Machine(cores=2)
+    threads = ThreadCount(2, machine.count_waiting, lambda: machine.usable, lambda: machine.time)
+    assert set(machine.run(threads, 1)) == {2}
+    machine.cores = 1
+    numbers = machine.run(threads, 60)
+    assert numbers[-1] == 1 and 60 / 8 - 1 < numbers.count(2) * 0.01 / 0.06 < 60 / 8 + 2
+    machine.cores = 2
+    assert set(machine.run(threads, 10)[100:]) == {2}
+
+
 def test_all_threads_where_the_system_does_not_count() -> None:
     machine = Machine(cores=1)
-    threads = ThreadCount(4, lambda number: None, lambda: machine.time)
+    threads = ThreadCount(4, lambda number: None, lambda: None, lambda: machine.time)
     assert set(machine.run(threads, 1)) == {4}
 
 

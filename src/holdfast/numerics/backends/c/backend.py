@@ -21,7 +21,7 @@ from holdfast.numerics.backends.c.layers import (
     norm_code,
 )
 from holdfast.numerics.backends.c.recurrence import CRecurrence, checked_spans
-from holdfast.numerics.backends.c.threads import ThreadCount, waiting_counter
+from holdfast.numerics.backends.c.threads import ThreadCount, usable_seconds, waiting_counter
 from holdfast.numerics.backends.cpu import CpuBackend, new_bytes
 from holdfast.numerics.batch_sizes import cpu_batch_sizes
 from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
@@ -67,7 +67,7 @@ class CBackend(CRecurrence, CpuBackend):
         self.dtype, self.device = dtype, device or main_memory(dtype)
         self._arrays = arrays_on(self.device)
         self._kernels = kernels
-        self._threads = ThreadCount(num_threads, waiting_counter(kernels))
+        self._threads = ThreadCount(num_threads, waiting_counter(kernels), usable_seconds)
         # By the first layer's id and their number.
         self._tables: dict[tuple[int, int], LayerTable] = {}
         self._code = CODES[dtype]
