@@ -3,10 +3,12 @@
     python benchmarks/cpu_peers.py --out docs/data                                    # beside Hugging Face generate
     python benchmarks/cpu_peers.py MODEL.gguf --peer llama.cpp --peer-dir DIR    # the GGUF file as it is
     python benchmarks/cpu_peers.py MODEL.gguf --peer llama.cpp --dtype bf16      # Holdfast dequantises it
+    python benchmarks/cpu_peers.py MODEL.gguf --peer openvino --peer-dir VENV/bin # pip install openvino-genai
 
 All variants run in turn, round after round, and the best time of each counts (holdfast.bench.speed). Hugging Face
 runs in this process. llama.cpp is measured by its own `llama-batched-bench`, one process for each batch, which reads
-the file anew outside of the times it prints and samples nothing; docs/build-llama-cpp.sh builds it.
+the file anew outside of the times it prints and samples nothing; docs/build-llama-cpp.sh builds it. OpenVINO GenAI runs
+in one process of its own with the Python of its environment, and gets the same token ids.
 
 A command is timed from outside, to its first byte of output; after a first run that warms the disk cache, the
 shortest time and the largest memory count. The first start ever has an empty cache.
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,54 @@ _, status, usage = os.wait4(child.pid, 0)
 unit = 1 if sys.platform == "darwin" else 1024
 print(json.dumps([os.waitstatus_to_exitcode(status), seconds, usage.ru_maxrss * unit]))
 """
+
+
+# Runs OpenVINO GenAI: for each line of prompts and number of tokens, the seconds of one greedy batch.
+_OPENVINO = """
+import json, sys, time
+import numpy, openvino, openvino_genai as genai
+model, num_threads, max_batch = sys.argv[1], *map(int, sys.argv[2:])
+scheduling = genai.SchedulerConfig()
+scheduling.enable_prefix_caching = False
+scheduling.max_num_batched_tokens = max_batch
+scheduling.cache_size = 1  # GB
+pipeline = genai.LLMPipeline(model, "CPU", scheduler_config=scheduling, INFERENCE_NUM_THREADS=num_threads)
+print(json.dumps(genai.__version__), flush=True)
+for line in sys.stdin:
+    prompts, num_tokens = json.loads(line)
+    ids = numpy.array(prompts, numpy.int64)
+    inputs = genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(numpy.ones_like(ids)))
+    config = genai.GenerationConfig(max_new_tokens=num_tokens, ignore_eos=True, do_sample=False)
+    started = time.perf_counter()
+    found = pipeline.generate(inputs, config)
+    seconds = time.perf_counter() - started
+    assert [len(tokens) for tokens in found.tokens] == [num_tokens] * len(prompts)
+    print(json.dumps(seconds), flush=True)
+"""
+
+
+class OpenVino:
+    """OpenVINO GenAI in an environment of its own."""
+
+    def __init__(self, folder: Path | None, model: Path, num_threads: int) -> None:
+        python = sys.executable if folder is None else str(folder / "python")
+        command = [python, "-c", _OPENVINO, str(model), str(num_threads), str(_MAX_BATCH)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.name = f"OpenVINO GenAI {self._read()}"
+
+    def seconds(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
+        """The time of one greedy batch. All prompts have the same length."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([prompts, num_tokens]) + "\n")
+        self._process.stdin.flush()
+        return float(self._read())
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line[0] in '"0123456789':  # not a message of the library
+                return json.loads(line)
+        raise EngineStopped(f"OpenVINO GenAI ended with {self._process.wait()}")
 
 
 class HuggingFace:
@@ -118,11 +168,11 @@ class LlamaCpp:
     num_threads: int
 
     @property
-    def version(self) -> str:
-        """As the program says it, such as "8123 (b21e4de)"."""
+    def name(self) -> str:
+        """With the version as the program says it, such as "8123 (b21e4de)"."""
         done = subprocess.run([self.bench, "--version"], capture_output=True, text=True, check=False)
         found = re.search(r"version: (.+)", done.stdout + done.stderr)
-        return found[1].strip() if found else "unknown"
+        return f"llama.cpp {found[1].strip() if found else 'unknown'}"
 
     @property
     def command(self) -> list[str]:
@@ -170,6 +220,12 @@ def find_llama_cpp(folder: Path | None, model: Path, num_threads: int) -> LlamaC
     return LlamaCpp(bench, completion, model, num_threads)
 
 
+_PEERS: dict[str, tuple[str, Callable[[Path | None, Path, int], LlamaCpp | OpenVino]]] = {
+    "llama.cpp": ("bench-llama-cpp", find_llama_cpp),
+    "openvino": ("bench-openvino", OpenVino),
+}
+
+
 def launch(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[float, int]:
     """Return the seconds to the first byte, or to the end without one, and peak resident bytes."""
     launcher = [sys.executable, "-I", "-c", _LAUNCHER, *command]
@@ -181,7 +237,7 @@ def launch(command: Sequence[str], environment: Mapping[str, str] | None = None)
     return seconds, peak
 
 
-def run_commands(bench: Bench, generate: list[str], peer: LlamaCpp | None) -> None:
+def run_commands(bench: Bench, generate: list[str], peer: LlamaCpp | OpenVino | None) -> None:
     """Add a row for each command: `holdfast generate`, its first start ever, and the peer's."""
     bench.row(
         part="command",
@@ -193,7 +249,7 @@ def run_commands(bench: Bench, generate: list[str], peer: LlamaCpp | None) -> No
         bench.row(part="command", command="holdfast generate, first start", first_byte_seconds=seconds)
     for name, command in {
         "holdfast generate": generate,
-        **({} if peer is None else {_COMPLETION: peer.command}),
+        **({_COMPLETION: peer.command} if isinstance(peer, LlamaCpp) else {}),
     }.items():
         launch(command)
         tries = [launch(command) for _ in range(_NUM_TRIES)]
@@ -201,7 +257,7 @@ def run_commands(bench: Bench, generate: list[str], peer: LlamaCpp | None) -> No
         bench.row(part="command", command=name, first_byte_seconds=first_byte, peak_mb=peak / 1e6)
 
 
-def run_speed(bench: Bench, given: argparse.Namespace, dtype: str, peer: LlamaCpp | None) -> None:
+def run_speed(bench: Bench, given: argparse.Namespace, dtype: str, peer: LlamaCpp | OpenVino | None) -> None:
     """Add a row for each variant, and ratios."""
     located = locate(given.model)
     checkpoint = open_checkpoint(located.path)
@@ -221,10 +277,10 @@ def run_speed(bench: Bench, given: argparse.Namespace, dtype: str, peer: LlamaCp
         fastest = used if has_native_gemm(used) else torch.float32
         runs[f"Hugging Face, {fastest}"] = HuggingFace(checkpoint, fastest).seconds
     else:
-        runs[f"llama.cpp {peer.version}"] = peer.seconds
+        runs[peer.name] = peer.seconds
     (name,) = runs
     runs |= engine_runs(engine)
-    omits_first = () if peer is None else (name,)
+    omits_first = (name,) if isinstance(peer, LlamaCpp) else ()
     found = measure(
         runs, engine.limits.vocab_size, given.rounds, given.num_tokens, bench.log, omits_first=omits_first
     )
@@ -254,22 +310,28 @@ def plot(bench: Bench, path: Path) -> None:
 def main() -> None:
     parser = new_parser(__doc__)
     parser.add_argument("model", nargs="?", help="default: the default model")
-    parser.add_argument("--peer", choices=["hugging-face", "llama.cpp"], default="hugging-face")
+    parser.add_argument("--peer", choices=["hugging-face", *_PEERS], default="hugging-face")
     parser.add_argument(
-        "--peer-dir", type=Path, help="folder with llama.cpp's programs; default: the search path"
+        "--peer-dir",
+        type=Path,
+        help="folder with llama.cpp's programs or OpenVINO's Python; default: the search path, this Python",
     )
     parser.add_argument("--rounds", type=int, default=3, help="the best time counts")
     parser.add_argument("--num-tokens", type=int, default=64, help="tokens decoded by each stream")
     parser.add_argument("--num-threads", type=int, default=2)
-    parser.add_argument("--dtype", help="default: bf16; beside llama.cpp the file as it is")
+    parser.add_argument("--dtype", help="default: bf16; beside a GGUF file's peer as it is")
     parser.add_argument("--only", choices=["command", "speed"], help="one part")
-    parser.add_argument("--out", type=Path, help="folder for bench-cpu.json or bench-llama-cpp.json")
+    parser.add_argument(
+        "--out", type=Path, help="folder for bench-cpu.json, bench-llama-cpp.json or bench-openvino.json"
+    )
     parser.add_argument("--plot", type=Path, help="draw the speeds")
     given = parser.parse_args()
-    is_llama = given.peer == "llama.cpp"
-    dtype = given.dtype or ("auto" if is_llama else "bf16")
-    peer = find_llama_cpp(given.peer_dir, locate(given.model).path, given.num_threads) if is_llama else None
-    bench = Bench("bench-llama-cpp" if is_llama else "bench-cpu", given.out)
+    name, open_peer = _PEERS.get(given.peer, ("bench-cpu", None))
+    dtype = given.dtype or ("bf16" if open_peer is None else "auto")
+    peer = (
+        None if open_peer is None else open_peer(given.peer_dir, locate(given.model).path, given.num_threads)
+    )
+    bench = Bench(name, given.out)
     if given.only != "speed":
         generate = [sys.executable, "-m", "holdfast", "generate", "Why is the sea salt?", "--deterministic"]
         generate += ["--max-tokens", "8", "--seed", "7", "--kv-memory", "256MiB", "--dtype", dtype]
