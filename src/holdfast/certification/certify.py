@@ -190,15 +190,16 @@ def _check_synthetic_head(backend: Backend, case: GemmCase, sizes: tuple[int, ..
 
 def _layer_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
     """Check the fused layer against its operations one by one: with synthetic weights, then the first, a
-    middle and the last layer."""
+    middle and the last layer. The largest size shows no more of these if it repeats the code of a block."""
     backend = decoder.backend
     sizes = _sizes(backend, max_pass_tokens)
     few = (*(size for size in sizes if size in backend.can.layer_sizes), sizes[-1])
     small = tuple(size for size in sizes if size <= DENSE_SEATING)
     yield partial(_check_synthetic_layer, decoder, few if backend.can.is_interpreted else (*small, *few))
+    own = few if backend.can.block_rows is None else few[:-1]
     for index in _sampled_layers(decoder):
         layer = decoder.layers[index]
-        yield partial(check_layer, backend, f"layers.{index}", layer, decoder.layer_shape, few)
+        yield partial(check_layer, backend, f"layers.{index}", layer, decoder.layer_shape, own)
 
 
 def _check_synthetic_layer(decoder: Decoder, sizes: tuple[int, ...]) -> CheckSteps:
