@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.bench import determinism, features, speed
 from holdfast.bench.stress import ResultBits, StressSummary
-from holdfast.cli.commands.bench import serve_arguments
+from holdfast.cli.options.engine import serve_arguments
 from holdfast.core.results import Stats
 from holdfast.engine.config import EngineConfig
 from support.fake_server import FakeServer

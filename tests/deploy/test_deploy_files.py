@@ -19,8 +19,7 @@ from holdfast.engine.config import EngineConfig
 from holdfast.models.locate import DEFAULT_FILE
 from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
-from holdfast.server.telemetry.metrics import Metrics
-from holdfast.server.telemetry.server_metrics import ServerMetrics
+from holdfast.server.telemetry.metrics import Metrics, ServerMetrics
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
 
 ROOT = Path(__file__).parents[2]

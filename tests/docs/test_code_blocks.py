@@ -19,9 +19,8 @@ from holdfast.core.options import option_fields
 from holdfast.engine.config import EngineConfig
 from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
-from holdfast.server.telemetry.metrics import Metrics
-from holdfast.server.telemetry.server_metrics import ServerMetrics
-from holdfast.server.tenants.key_file import read_key_file
+from holdfast.server.telemetry.metrics import Metrics, ServerMetrics
+from holdfast.server.tenants.directory import read_key_file
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
 from support.documents import (
     ENGINE_PAGES,

@@ -14,9 +14,9 @@ from holdfast.errors import AnswerFailed, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.prefix_cache import PrefixCache
 from holdfast.scheduler import commit
-from holdfast.scheduler.confirm_log import ConfirmLog
 from holdfast.scheduler.request_state import FIRST_WINDOW, LIVE, TRANSITIONS, Phase, RequestState
 from holdfast.scheduler.spans import candidate_span, next_span
+from holdfast.scheduler.token_log import ConfirmLog
 from holdfast.scheduler.verification import verify
 from scheduler.driver import PAGE_SIZE, StopAt
 

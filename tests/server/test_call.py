@@ -15,7 +15,7 @@ from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.ipc.engine_process import ProcessPort
 from holdfast.server.prompts import PromptReader
 from holdfast.server.telemetry.metrics import Metrics
-from holdfast.server.tenants.rate_limits import TokenMeter
+from holdfast.server.tenants.admission import TokenMeter
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
 from support.engine_ports import PATIENCE, connected
 from support.fake_engine import Prompt

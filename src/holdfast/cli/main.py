@@ -28,7 +28,7 @@ _COMMANDS = {
     "run-batch": ("run_batch", "run_batch"),
     "certify": ("certify", "certify"),
     "replay": ("replay", "replay"),
-    "continue": ("continuation", "continue_answer"),
+    "continue": ("replay", "continue_answer"),
     "models": ("models", "models"),
     "doctor": ("doctor", "doctor"),
     "receipt": ("receipt", "receipt"),

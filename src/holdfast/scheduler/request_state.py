@@ -33,15 +33,13 @@ from holdfast.core.shares import prompt_cost, sampled_cost
 from holdfast.core.step_plan import Sampled, Sampling, Span, TokenLogprob
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
 from holdfast.errors import AnswerFailed
-from holdfast.kv_cache.page_logprobs import PageLogprobs
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
-from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
-from holdfast.scheduler.confirm_log import ConfirmLog
+from holdfast.kv_cache.prefix_cache import PageLogprobs, PrefixCache, PrefixCursor, PrefixMatch
 from holdfast.scheduler.extension import RequestExtension
 from holdfast.scheduler.ngram_proposer import NgramProposer
 from holdfast.scheduler.state_cursor import StateCursor
-from holdfast.scheduler.token_log import TokenLog
+from holdfast.scheduler.token_log import ConfirmLog, TokenLog
 
 FIRST_WINDOW = 1  # candidates in a request's first window, so that its client gets a token soon
 

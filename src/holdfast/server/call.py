@@ -28,7 +28,7 @@ from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.prompts import PromptReader
 from holdfast.server.telemetry.request_metrics import RequestMetrics
 from holdfast.server.telemetry.traces import Operation
-from holdfast.server.tenants.rate_limits import TokenMeter
+from holdfast.server.tenants.admission import TokenMeter
 from holdfast.server.tenants.tenant import Tenant
 from holdfast.server.tenants.work_queue import Work
 

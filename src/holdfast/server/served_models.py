@@ -25,7 +25,7 @@ from holdfast.server.frontend import Connect, Frontend
 from holdfast.server.http.body import BodyReader
 from holdfast.server.middleware.request_log import AccessLogEntry
 from holdfast.server.telemetry.logs import current_model
-from holdfast.server.telemetry.server_metrics import ServerMetrics
+from holdfast.server.telemetry.metrics import ServerMetrics
 from holdfast.server.tenants.admission import RateLimits
 from holdfast.server.tenants.directory import TenantDirectory
 from holdfast.server.tenants.tenant import Tenant, tenant_of

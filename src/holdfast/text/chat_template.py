@@ -20,7 +20,7 @@ from holdfast.core.cancel_token import CancelToken
 from holdfast.core.sampling_params import is_unicode
 from holdfast.errors import InvalidRequest, TemplateError
 from holdfast.sandbox.template_sandbox import TemplateLimits, TemplateSandbox
-from holdfast.text.chat_messages import check_json, check_messages
+from holdfast.text.chat_content import check_json, check_messages
 from holdfast.text.tokenizer import Tokenizer
 
 FIXED_DATE = datetime.date(2024, 7, 26)

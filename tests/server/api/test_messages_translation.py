@@ -10,7 +10,7 @@ from holdfast.core.structured_output import StructuredOutput
 from holdfast.server.api.anthropic.objects import tool_use_id
 from holdfast.server.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from holdfast.server.api.anthropic.translation import ERROR_WORDS, to_chat, to_chat_prompt
-from holdfast.server.api.response_format import parse_structured_output
+from holdfast.server.api.sampling import parse_structured_output
 from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage
 from holdfast.server.errors import ApiError
 from holdfast.server.http.body import parse_body

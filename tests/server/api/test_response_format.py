@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
-from holdfast.server.api.response_format import parse_structured_output
+from holdfast.server.api.sampling import parse_structured_output
 from holdfast.server.api.schema.requests import CompletionRequest
 from holdfast.server.errors import ApiError
 from holdfast.server.http.body import parse_body

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from holdfast.core.structured_output import StructuredOutput
-from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.responses.requests import ResponsesRequest
 from holdfast.server.api.responses.translation import ERROR_WORDS, to_chat
+from holdfast.server.api.sampling import parse_structured_output
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.errors import ApiError
 from holdfast.server.http.body import parse_body

@@ -10,9 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.core.results import Delta, Stats, Thought
 from holdfast.engine.status import STEP_SIZES, EngineCounters, EngineStatus
-from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.telemetry.metrics import Metrics, ServerMetrics
 from holdfast.server.telemetry.request_metrics import TokenHistogram
-from holdfast.server.telemetry.server_metrics import ServerMetrics
 from holdfast.server.tenants.tenant import address_tenant, key_tenant
 
 DOCS = Path(__file__).parents[3] / "docs" / "operations.md"

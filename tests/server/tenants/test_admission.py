@@ -8,8 +8,7 @@ import pytest
 
 from holdfast.errors import TooBusy
 from holdfast.server.errors import ApiError, to_api_error
-from holdfast.server.tenants.admission import Admission, RateLimits
-from holdfast.server.tenants.rate_limits import TokenBucket
+from holdfast.server.tenants.admission import Admission, RateLimits, TokenBucket
 from holdfast.server.tenants.tenant import Tenant, TenantLimits, address_tenant, key_tenant
 
 ALICE, BOB, CAROL = (address_tenant(name) for name in ("alice", "bob", "carol"))

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.server.tenants.fair_queue import FairQueue
+from holdfast.server.tenants.work_queue import FairQueue
 
 Item = tuple[str, int]
 

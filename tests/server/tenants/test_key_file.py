@@ -7,8 +7,7 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.server.config import ServerConfig
-from holdfast.server.tenants.directory import TenantDirectory
-from holdfast.server.tenants.key_file import read_key_file
+from holdfast.server.tenants.directory import TenantDirectory, read_key_file
 from holdfast.server.tenants.tenant import TenantLimits
 
 KEYS = """

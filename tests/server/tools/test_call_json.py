@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.server.tools.call_json import WrittenCall, may_begin_call, read_calls
+from holdfast.server.tools.auto_parser import WrittenCall, may_begin_call, read_calls
 
 NAMES = frozenset({"f", "get_weather"})
 

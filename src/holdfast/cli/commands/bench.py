@@ -5,7 +5,7 @@ Each command calls a module of `holdfast.bench`.
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,9 +13,8 @@ import typer
 from holdfast.cli.console import note, table, wide_stdout
 from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
-from holdfast.cli.options.groups import given_options, grouped, parameter_names
+from holdfast.cli.options.groups import grouped
 from holdfast.engine.config import EngineConfig
-from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.bench.determinism import CellResult
@@ -122,12 +121,8 @@ def speed(
 def serve(
     context: typer.Context,
     model: o.ModelArgument = None,
-    url: Annotated[
-        str | None, typer.Option(help="A running server; by default one is started with MODEL.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY")
-    ] = None,
+    url: o.UrlOption = None,
+    api_key: o.ApiKeyOption = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds without a byte before an error.", min=0.001)
     ] = 600.0,
@@ -149,17 +144,13 @@ def serve(
     Exits with 1 if a request fails or a deterministic prompt has two answers.
     """
     engine = replace(engine, model=model)
-    if url is None:
-        o.open_model(engine)
-    elif given := given_options(context, parameter_names(EngineConfig) - {"deterministic"}):
-        raise ConfigError(f"{', '.join(given)} cannot be combined with --url: the server has its own")
+    o.check_server(context, engine, url, also={"deterministic"})
     from holdfast.bench.serve import ServeLoad, connect, run_load
 
-    key = api_key.split(",")[0] if api_key else None
     load = ServeLoad(clients, seconds, prompt_words, output_tokens, deterministic, prompts, seed)
 
     async def measure() -> "ServeRun":
-        async with connect(url, serve_arguments(engine), key, timeout) as client:
+        async with connect(url, o.serve_arguments(engine), o.first_key(api_key), timeout) as client:
             note(f"{clients} clients, {seconds:g} s")
             return await run_load(client, load)
 
@@ -186,21 +177,6 @@ def _show_load(run: "ServeRun") -> bool:
     if not run.problems:
         _print("no problems: one answer to each deterministic prompt", "green")
     return not run.problems
-
-
-def serve_arguments(engine: EngineConfig) -> list[str]:
-    """Return the arguments of `holdfast serve`: the model, and every option that is not its default."""
-    arguments = [engine.model] if engine.model is not None else []
-    for field in fields(engine):
-        value = getattr(engine, field.name)
-        if field.name == "model" or value == field.default:
-            continue
-        option = field.name.replace("_", "-")
-        if isinstance(value, bool):
-            arguments.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            arguments += [f"--{option}", str(value)]
-    return arguments
 
 
 def _print_table(headings: str, rows: Iterable[Sequence[str]]) -> None:

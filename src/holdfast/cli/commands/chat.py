@@ -1,27 +1,142 @@
 """`holdfast chat`: talk with a local model or a server, in the terminal or through a pipe."""
 
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.answer_writer import has_thoughts
+from holdfast.cli.answer_writer import AnswerWriter, NewThoughts, has_thoughts
 from holdfast.cli.console import note, show_error
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import given_options, grouped, parameter_names
 from holdfast.cli.options.request import SamplingOptions
+from holdfast.cli.results import mode_line
+from holdfast.core.results import Thought
+from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
-from holdfast.errors import ConfigError, RequestError, ServerError
+from holdfast.errors import ConfigError, PromptTooLong, RequestError, ServerError
 
 if TYPE_CHECKING:
-    from holdfast.cli.conversation import Conversation
+    from holdfast.cli.server_client import ChatServer, StreamedAnswer
+    from holdfast.engine.llm.engine_thread import EngineThread
+    from holdfast.engine.llm.llm import LLM
 
 _SAMPLING = SamplingOptions(max_tokens=512)
 _HELP = "/reset clears the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 _LOCAL_ONLY = parameter_names(EngineConfig) - parameter_names(SamplingOptions)
-_SERVER = "Server"
+_SERVER = "Server"  # the panel of options
+Message = dict[str, str]
+Show = Callable[[str, Sequence[Thought]], None]
+Ask = Callable[[list[Message], Show, AnswerWriter], "Answer | StreamedAnswer"]
+
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+_ALWAYS = ("max_tokens", "temperature")  # servers have defaults of their own
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    error: str | None
+    summary: str
+
+
+class Conversation:
+    """The messages so far. A turn that failed is not kept.
+
+    ask: return the answer, shown as it arrives, or raise `PromptTooLong` if the messages do not fit.
+    """
+
+    def __init__(self, ask: Ask, system: str | None, *, with_thoughts: bool) -> None:
+        self._ask = ask
+        self._system = [{"role": "system", "content": system}] if system is not None else []
+        self._with_thoughts = with_thoughts
+        self._thoughts: list[Thought] = []  # of the last turn
+        self.turns: list[Message] = []
+
+    def reset(self) -> None:
+        self.turns = []
+        self._thoughts = []
+
+    def say(self, text: str) -> str | None:
+        """Write the answer to stdout as it arrives. Return a line about it, or None if it failed.
+
+        An answer that is stopped by Ctrl-C is kept. If the context is full, the oldest turns are dropped.
+        """
+        question = {"role": "user", "content": text}
+        writer = AnswerWriter(with_thoughts=self._with_thoughts)
+        thoughts = NewThoughts(self._thoughts)
+
+        def show(text: str, new: Sequence[Thought]) -> None:
+            writer.write(text, thoughts.select(new))
+
+        kept = list(self.turns)
+        while True:
+            try:
+                answer = self._ask([*self._system, *kept, question], show, writer)
+                break
+            except PromptTooLong:
+                if not kept:
+                    raise
+                kept = kept[2:]
+        num_dropped = (len(self.turns) - len(kept)) // 2
+        if num_dropped:
+            turns = "turn" if num_dropped == 1 else f"{num_dropped} turns"
+            note(f"the context is full: dropped the oldest {turns}")
+        self.turns, self._thoughts = kept, thoughts.turn
+        writer.end()
+        if answer.error is not None:
+            show_error(answer.error)
+            return None
+        self.turns += [question, {"role": "assistant", "content": answer.text}]
+        return answer.summary
+
+
+def ask_model(llm: "LLM", engine: "EngineThread", params: SamplingParams) -> Ask:
+    """Answer with a model in this process."""
+
+    def ask(messages: list[Message], show: Show, writer: AnswerWriter) -> Answer:
+        prompt_ids = llm.chat_tokens(messages)
+        room = llm.engine.limits.max_model_len - params.max_tokens
+        if len(prompt_ids) > room:
+            raise PromptTooLong(
+                f"this message takes {len(prompt_ids)} tokens, and the context has {max(room, 0)} beside an answer of "
+                f"{params.max_tokens}; shorten the message or lower --max-tokens"
+            )
+        handle = engine.submit(prompt_ids, params)
+        while handle.result is None:
+            try:
+                for delta in handle:
+                    show(delta.text, delta.thoughts)
+            except KeyboardInterrupt:
+                handle.cancel()
+        return Answer(handle.result.text, handle.result.error, mode_line(handle.result))
+
+    return ask
+
+
+def ask_server(server: "ChatServer", model: str | None, params: SamplingParams) -> Ask:
+    """Answer with a server. Raise `ServerError` if it does not, `ConfigError` if a setting cannot be sent."""
+    settings = request_fields(params)
+    body = {"model": model or server.first_model(), **settings, **_STREAMED}
+    return lambda messages, show, writer: server.stream(
+        {**body, "messages": messages}, show, writer.write_reasoning
+    )
+
+
+def request_fields(params: SamplingParams) -> dict[str, Any]:
+    """Return sampling as fields of a request, without defaults: servers without our extensions accept it."""
+    if params.bad_ids:
+        raise ConfigError("--bad-token-id cannot be sent to a server; use --bad-word or --logit-bias")
+    body = {
+        one.name: getattr(params, one.name)
+        for one in fields(params)
+        if one.name in _ALWAYS or getattr(params, one.name) != one.default
+    }
+    if params.biases:
+        body["logit_bias"] = {str(token_id): bias for token_id, bias in params.biases}
+    return body
 
 
 @grouped(without=("n", "logprobs", "prompt_logprobs", "echo", "max_num_seqs", "prefix_cache", "receipt_key"))
@@ -36,14 +151,7 @@ def chat(
             rich_help_panel=_SERVER,
         ),
     ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            help="The server's API key.",
-            envvar="HOLDFAST_API_KEY",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
+    api_key: o.ApiKeyOption = None,
     model_name: Annotated[
         str | None,
         typer.Option(
@@ -70,10 +178,9 @@ def chat(
     """
     if url is not None:
         _refuse(given_options(context, _LOCAL_ONLY), "is for a local model and cannot be used with --url")
-        from holdfast.cli.conversation import Conversation, ask_server
         from holdfast.cli.server_client import ChatServer
 
-        server = ChatServer(url, api_key and api_key.split(",")[0])  # HOLDFAST_API_KEY may hold several
+        server = ChatServer(url, o.first_key(api_key))
         ask = ask_server(server, model_name, sampling.params())
         _converse(Conversation(ask, system, with_thoughts=thoughts is not False))
         return
@@ -87,8 +194,6 @@ def chat(
         opened.check_params(params)  # a small context refuses the default of max_tokens turn by turn
     o.show_hint(config.model)
     llm = o.open_llm(config, opened=opened)
-    from holdfast.cli.conversation import Conversation, ask_model
-
     if thoughts:
         has_thoughts(llm, params)  # a note if not
     with llm.run_freely() as running:
@@ -101,7 +206,7 @@ def _refuse(given: list[str], why: str) -> None:
         raise ConfigError(f"{', '.join(given)} {why}")
 
 
-def _converse(conversation: "Conversation") -> None:
+def _converse(conversation: Conversation) -> None:
     """Answer line by line until the input ends. A turn that fails is reported and not kept."""
     if sys.stdin.isatty():
         note(_HELP)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.commands.bench import serve_arguments
 from holdfast.cli.console import StageBars, note
 from holdfast.cli.options import engine as o
-from holdfast.cli.options.groups import given_options, grouped, parameter_names
+from holdfast.cli.options.groups import grouped
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 
@@ -41,12 +40,8 @@ def run_batch(
         typer.Option("--ordinary", help="Give the guarantee only to lines that ask for it."),
     ] = False,
     concurrency: Annotated[int, typer.Option(help="Requests that are sent at once.", min=1)] = 64,
-    url: Annotated[
-        str | None, typer.Option(help="A running server; by default one is started with the model.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY")
-    ] = None,
+    url: o.UrlOption = None,
+    api_key: o.ApiKeyOption = None,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
     """Answer every line of a batch file, in the form of OpenAI's and vLLM's batches.
@@ -58,18 +53,13 @@ def run_batch(
     engine = replace(engine, model=model)
     if not requests.is_file():
         raise ConfigError(f"there is no file {requests}")
-    if url is None:
-        o.open_model(engine)
-    elif given := given_options(context, parameter_names(EngineConfig)):
-        raise ConfigError(f"{', '.join(given)} cannot be combined with --url: the server has its own")
+    o.check_server(context, engine, url)
     from holdfast.batches.lines import LineParser
     from holdfast.batches.runner import BatchRunner
     from holdfast.bench.serve import connect
 
-    key = api_key.split(",")[0] if api_key else None
-
     async def answer() -> None:
-        async with connect(url, serve_arguments(engine), key) as client:
+        async with connect(url, o.serve_arguments(engine), o.first_key(api_key)) as client:
             journal = await _open_journal(client, requests, output, deterministic=not ordinary)
             total = _num_lines(requests)
             if len(journal):

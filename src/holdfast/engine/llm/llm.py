@@ -1,6 +1,9 @@
 """`LLM`: offline inference. Prompts in, results out, in the order of the prompts."""
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, overload
 
@@ -12,7 +15,6 @@ from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_
 from holdfast.engine.input_processor import Prompt
 from holdfast.engine.llm.engine_thread import EngineThread, RequestHandle
 from holdfast.engine.llm.loaded_model import LoadedModel
-from holdfast.engine.llm.progress_bar import UseTqdm, progress_bar
 from holdfast.engine.llm.prompts import (
     ChatOptions,
     Messages,
@@ -30,6 +32,60 @@ from holdfast.errors import InvalidRequest, make_error
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
     from holdfast.receipts.receipt import Receipt
+
+
+UseTqdm = bool | Callable[..., Any] | None
+
+_TITLE = "Processed prompts"
+
+
+@contextmanager
+def progress_bar(num_prompts: int, use_tqdm: UseTqdm) -> Iterator[Callable[[Result], None]]:
+    """Yields a function to call with each result.
+
+    use_tqdm: True shows a bar, False none. None shows one for several prompts, if stderr is a
+    terminal. A callable is used as `tqdm.tqdm` is.
+    """
+    if not (use_tqdm is None or isinstance(use_tqdm, bool) or callable(use_tqdm)):
+        raise InvalidRequest(f"use_tqdm must be true, false or a tqdm class, not {type(use_tqdm).__name__}")
+    if use_tqdm is None:
+        use_tqdm = num_prompts > 1 and sys.stderr.isatty()
+    if use_tqdm is False or num_prompts == 0:
+        yield lambda result: None
+    elif use_tqdm is True:
+        with _rich_bar(num_prompts) as advance:
+            yield advance
+    else:
+        bar = use_tqdm(total=num_prompts, desc=_TITLE, dynamic_ncols=True)
+        try:
+            yield lambda result: bar.update(1)
+        finally:
+            bar.close()
+
+
+@contextmanager
+def _rich_bar(num_prompts: int) -> Iterator[Callable[[Result], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    started, num_tokens = time.perf_counter(), 0
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[speed]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(_TITLE, total=num_prompts, speed="")
+
+        def advance(result: Result) -> None:
+            nonlocal num_tokens
+            num_tokens += sum(len(choice.token_ids) for choice in result.choices)
+            speed = num_tokens / max(time.perf_counter() - started, 1e-9)
+            progress.update(task, advance=1, speed=f"{speed:,.0f} tok/s")
+
+        yield advance
 
 
 class LLM(LoadedModel):
@@ -229,8 +285,7 @@ class LLM(LoadedModel):
         If a token or a bit comes out differently, the result has `error`, and `error_code` is
         "guarantee_lost".
         """
-        from holdfast.engine.continuation import continued_params, sent_of
-        from holdfast.engine.replay import require_prompt
+        from holdfast.engine.replay import continued_params, require_prompt, sent_of
         from holdfast.receipts.reader import parse_receipt
         from holdfast.receipts.receipt import Receipt
 

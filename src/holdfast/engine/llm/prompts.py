@@ -15,7 +15,7 @@ from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.engine.input_processor import Prompt
 from holdfast.engine.llm.chat_tokenizer import ChatTokenizer
 from holdfast.errors import InvalidRequest
-from holdfast.text.chat_messages import check_messages
+from holdfast.text.chat_content import check_messages
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -11,8 +11,12 @@ from typing import Any
 
 from holdfast.core.cancel_token import CancelToken
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.server.api.response_format import parse_structured_output
-from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
+from holdfast.server.api.sampling import (
+    max_prompt_len,
+    parse_structured_output,
+    sampling_params,
+    truncate_prompt,
+)
 from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage
 from holdfast.server.errors import invalid_value
 from holdfast.server.frontend import Frontend

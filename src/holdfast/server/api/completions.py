@@ -25,9 +25,9 @@ from holdfast.server.api.response_fields import (
     prompt_logprobs,
     usage,
 )
-from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.sampling import (
     max_prompt_len,
+    parse_structured_output,
     prompt_list,
     refuse_contradictions,
     sampling_params,

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent import Sent
-from holdfast.engine.continuation import continued_params, sent_of
+from holdfast.engine.replay import continued_params, sent_of
 from holdfast.receipts.receipt import Receipt
 from holdfast.server.api.chat import chat_completion
 from holdfast.server.api.completions import CompletionResponse, complete, send_completion

@@ -20,23 +20,92 @@ from holdfast.server.reasoning.formats import (
     ReasoningTags,
     choose_reasoning,
 )
-from holdfast.server.reasoning.grammar import (
-    ThinkingGrammar,
-    after_thinking,
-    explain_after_thinking,
-    harmony_thinking,
-    tagged_thinking,
-)
 from holdfast.server.reasoning.harmony import HarmonyParser
 from holdfast.server.reasoning.tags import TagParser, TagState
 from holdfast.server.reasoning.token_pieces import Piece, TokenPieces
 from holdfast.server.tools.deltas import ChoiceDelta, ToolCallIds, ToolParser
+from holdfast.server.tools.forced_calls import grammar_error, json_in_lark, quote
 from holdfast.server.tools.formats import OPENAI, ToolFormat, ToolParserName, choose_format
 from holdfast.server.tools.plan import ToolPlan
-from holdfast.text.chat_messages import reasoning_of, without_reasoning
+from holdfast.structured.spec import KIND_NAMES, choice_in_lark, regex_in_lark
+from holdfast.text.chat_content import reasoning_of, without_reasoning
 from holdfast.text.tokenizer import Tokenizer
 
 _TAIL = 32  # tokens at the end of a prompt: a tag, even spelled byte by byte, and white space
+_ANY_TEXT = r"/(.|\n)*/"
+_GAP = r"/\n{0,2}/"  # after a closing tag
+
+
+@dataclass(frozen=True)
+class ThinkingGrammar:
+    """What comes before an answer that a grammar constrains, in Lark.
+
+    Without it such a grammar would keep the model from thinking. Where the prompt has opened the thinking,
+    the grammar begins inside it. Where the model may begin it, both are allowed.
+
+    start: for the start rule. rules: further rules. head: the fixed text before an answer that is no call.
+    names_tokens: special tokens are named.
+    """
+
+    start: str
+    rules: str
+    head: str = ""
+    names_tokens: bool = False
+
+
+def tagged_thinking(opening: str, closing: str, *, is_open: bool, names_tokens: bool) -> ThinkingGrammar:
+    """Return the grammar of thinking between two tags, which are texts or the names of special tokens."""
+    if names_tokens:
+        rules = f"thinking: {_ANY_TEXT} {closing} {_GAP}"
+    else:  # it ends with the first closing tag
+        ending = regex_in_lark(f"(.|\\n)*{_escape(closing)}")
+        rules = f"thinking: thought {_GAP}\nthought[lazy]: {ending}"
+        opening = quote(opening)
+    start = "thinking" if is_open else f"({opening} thinking)?"
+    return ThinkingGrammar(start, rules, names_tokens=names_tokens)
+
+
+def harmony_thinking(tool_format: ToolFormat) -> ThinkingGrammar:
+    """Return the grammar of a message of the channel analysis, if the model writes one."""
+    rules = f'thinking: <|channel|> "analysis" <|message|> {_ANY_TEXT} <|end|> <|start|> "assistant"'
+    head = quote(tool_format.answer_head, tool_format.special)
+    return ThinkingGrammar("thinking?", rules, head, names_tokens=True)
+
+
+def after_thinking(
+    output: StructuredOutput, thinking: ThinkingGrammar, *, is_tool_grammar: bool
+) -> StructuredOutput:
+    """Return the grammar of the thinking and the answer. A tool grammar has its start rule in line 1."""
+    if is_tool_grammar:
+        start, _, rest = (output.lark or "").partition("\n")
+        answer = start.removeprefix("start: ")
+        lark = f"start: {thinking.start} ({answer})\n{rest}"
+    else:
+        lark = f"start: {thinking.start} {thinking.head} answer\n{_answer_rule(output)}"
+    names_tokens = output.special_tokens or thinking.names_tokens
+    return StructuredOutput(lark=f"{lark}\n{thinking.rules}", special_tokens=names_tokens)
+
+
+def explain_after_thinking(message: str, output: StructuredOutput) -> str:
+    """Return the compiler's error for a grammar of `after_thinking`, in terms of the structured output."""
+    cause = message.partition("cannot be used: ")[2]
+    if not cause:
+        return message
+    return f"the {KIND_NAMES[output.kind]} cannot be used: {grammar_error(cause)[1]}"
+
+
+def _answer_rule(output: StructuredOutput) -> str:
+    if output.kind in ("json_schema", "json_object"):
+        return f"answer: {json_in_lark(output)}"
+    if output.kind == "regex":
+        return f"answer: {regex_in_lark(output.regex or '')}"
+    if output.kind == "choice":
+        return f"answer: ANSWER\nANSWER: {choice_in_lark(output.texts)}"
+    return f"answer: %lark {{\n{output.lark}\n}}"
+
+
+def _escape(text: str) -> str:
+    return "".join(f"\\{one}" if one in r"\.+*?()|[]{}^$" else one for one in text)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The tool parser for `tool_choice` "auto": finds calls in text that the model was free to write.
 
 A call is JSON, an object or a list of objects, that names one of the request's tools and has an
-object of arguments. It is
+object of arguments or parameters, which keeps the exact text the model wrote. It is
 
     after the format's opening marker, anywhere, and before its closing marker, another opening marker, or the end; or
     at the beginning of the text, or after another call (optionally after a ;), without a marker.
@@ -16,16 +16,93 @@ in the text: JSON with a marker outside of a string is invalid at once (`json_sc
 one of the markers passed is still open.
 """
 
-from collections.abc import Iterable, Sequence
+import json
+import re
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
-from holdfast.server.tools.call_json import WrittenCall, may_begin_call, read_calls
 from holdfast.server.tools.deltas import ChoiceDelta, ContentDelta, ToolCallDelta, ToolCallIds, merge_texts
 from holdfast.server.tools.formats import ToolFormat
 from holdfast.server.tools.json_scanner import JsonScanner
 
 _SPACE = " \t\n\r"
 _HEAD_CHARS = 64
+# Numbers are not converted: they may be very long.
+_DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
+_ALL_SPACE = re.compile(r"[ \t\n\r]+")
+_FIRST_MEMBERS = ("name", "arguments", "parameters", "type", "id")
+_HEADS = tuple(f'{bracket}{{"{name}"' for bracket in ("", "[") for name in _FIRST_MEMBERS)
+
+
+@dataclass(frozen=True)
+class WrittenCall:
+    """A call as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+def may_begin_call(head: str) -> bool:
+    """Return whether JSON with this beginning can still be a call.
+
+    Once False, it stays False for longer beginnings.
+    """
+    head = _ALL_SPACE.sub("", head)
+    return any(one.startswith(head) or head.startswith(one) for one in _HEADS)
+
+
+def read_calls(text: str, names: Set[str]) -> tuple[WrittenCall, ...] | None:
+    """Return the calls in a JSON object or list; None if any element is not a call.
+
+    The text must be valid JSON.
+    """
+    if text[0] == "{":
+        call = _read_call(text, _find_members(text, 0)[0], names)
+        return None if call is None else (call,)
+    calls = []
+    at = _skip_space(text, 1)
+    while text[at] != "]":
+        if text[at] != "{":
+            return None
+        members, at = _find_members(text, at)
+        call = _read_call(text, members, names)
+        if call is None:
+            return None
+        calls.append(call)
+        at = _skip_space(text, at)
+        at = _skip_space(text, at + 1) if text[at] == "," else at
+    return tuple(calls) or None
+
+
+Range = tuple[int, int]  # of the text
+
+
+def _find_members(text: str, at: int) -> tuple[list[tuple[str, Range]], int]:
+    """Return the members of the object at an index, each with the range of its value, and the index after
+    the object.
+    """
+    members = []
+    at = _skip_space(text, at + 1)
+    while text[at] != "}":
+        key, at = _DECODER.raw_decode(text, at)
+        begin = _skip_space(text, _skip_space(text, at) + 1)  # after the colon
+        _, end = _DECODER.raw_decode(text, begin)
+        members.append((key, (begin, end)))
+        at = _skip_space(text, end)
+        at = _skip_space(text, at + 1) if text[at] == "," else at
+    return members, at + 1
+
+
+def _read_call(text: str, members: list[tuple[str, Range]], names: Set[str]) -> WrittenCall | None:
+    found_names = [where for key, where in members if key == "name"]
+    arguments = [where for key, where in members if key in ("arguments", "parameters")]
+    if len(found_names) != 1 or len(arguments) != 1:
+        return None
+    name = _DECODER.decode(text[slice(*found_names[0])])
+    written = text[slice(*arguments[0])]
+    if not isinstance(name, str) or name not in names or not written.startswith("{"):
+        return None
+    return WrittenCall(name, written)
 
 
 @dataclass

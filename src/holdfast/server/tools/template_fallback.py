@@ -15,7 +15,7 @@ from holdfast.core.sampling_params import show
 from holdfast.errors import InvalidRequest
 from holdfast.server.tools.formats import HERMES
 from holdfast.server.tools.tool_config import Tool
-from holdfast.text.chat_messages import check_messages
+from holdfast.text.chat_content import check_messages
 
 _NO_SYSTEM = re.compile(r"system role (?:is )?not supported|only user and assistant roles", re.IGNORECASE)
 

@@ -1,3 +1,3 @@
 """Anthropic's Messages API: `requests` -> `translation` -> the chat route's engine path ->
-`message_object`, `events`.
+`objects`.
 """

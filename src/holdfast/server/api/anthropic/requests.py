@@ -10,13 +10,13 @@ from pydantic import Field, Tag, model_validator
 
 from holdfast.server.api.schema.requests import (
     MAX_MESSAGES,
+    FunctionName,
     ReasoningEffort,
     RequestModel,
     ReturnedModel,
     SamplingFields,
     ServingFields,
 )
-from holdfast.server.api.schema.tool_fields import FunctionName
 from holdfast.server.http.body import Many
 from holdfast.server.http.validation_errors import by_type, null_only, refuse, refuse_unless
 

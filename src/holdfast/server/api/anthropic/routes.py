@@ -4,8 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.server.api.anthropic.events import MessageWriter
-from holdfast.server.api.anthropic.objects import MessageResponse, MessageTokensCount
+from holdfast.server.api.anthropic.objects import MessageResponse, MessageTokensCount, MessageWriter
 from holdfast.server.api.anthropic.requests import ConversationFields, CountTokensRequest, MessagesRequest
 from holdfast.server.api.anthropic.translation import ERROR_WORDS, to_chat, to_chat_prompt
 from holdfast.server.api.chat_plan import render_chat

@@ -1,3 +1,3 @@
 """OpenAI's Responses API, stateless: `requests` -> `translation` -> the chat route's engine path ->
-`response_object`, `events`.
+`objects`.
 """

@@ -9,6 +9,7 @@ from pydantic import Field, Tag, model_validator
 
 from holdfast.server.api.schema.requests import (
     MAX_MESSAGES,
+    FunctionName,
     NamedSchema,
     ReasoningEffort,
     RequestModel,
@@ -16,7 +17,6 @@ from holdfast.server.api.schema.requests import (
     SamplingFields,
     ServingFields,
 )
-from holdfast.server.api.schema.tool_fields import FunctionName
 from holdfast.server.http.body import Many
 from holdfast.server.http.validation_errors import by_type, null_only, refuse, refuse_unless
 

@@ -7,8 +7,7 @@ from starlette.responses import Response
 
 from holdfast.server.api.chat_plan import render_chat
 from holdfast.server.api.chat_response import serve_chat
-from holdfast.server.api.responses.events import ResponseWriter
-from holdfast.server.api.responses.objects import InputTokens, ResponsesResponse
+from holdfast.server.api.responses.objects import InputTokens, ResponsesResponse, ResponseWriter
 from holdfast.server.api.responses.requests import InputTokensRequest, ResponsesRequest
 from holdfast.server.api.responses.translation import ERROR_WORDS, to_chat, to_chat_prompt
 from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, documented

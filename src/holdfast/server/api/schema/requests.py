@@ -5,7 +5,7 @@ OpenAI's fields that have no effect here are accepted and ignored. Fields for fe
 supported must be null.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
     BaseModel,
@@ -17,11 +17,11 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from holdfast.core.pooling import PoolingType
-from holdfast.server.api.schema.tool_fields import ChatTool, ToolChoice
 from holdfast.server.http.body import Many
-from holdfast.server.http.validation_errors import by_type, null_only
+from holdfast.server.http.validation_errors import by_type, null_only, refuse_unless
 
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 TokenIds = Many[TokenId]
@@ -44,6 +44,44 @@ _FORCED_THOUGHTS = {
     "propertyNames": {"pattern": "^[0-9]{1,8}$"},
     "additionalProperties": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 1024},
 }
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+class ChatFunction(TypedDict):
+    __pydantic_config__ = _STRICT  # type: ignore[misc]  # not a field
+    name: FunctionName
+    description: NotRequired[str | None]
+    parameters: NotRequired[
+        Annotated[dict[str, Any] | None, Field(description="A JSON schema of the arguments.")]
+    ]
+    strict: NotRequired[bool | None]
+
+
+class ChatTool(TypedDict):
+    __pydantic_config__ = _STRICT  # type: ignore[misc]
+    type: Literal["function"]
+    function: ChatFunction
+
+
+class ChosenFunction(TypedDict):
+    __pydantic_config__ = _STRICT  # type: ignore[misc]
+    name: str
+
+
+class ChosenTool(TypedDict):
+    __pydantic_config__ = _STRICT  # type: ignore[misc]
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | ChosenTool,
+    refuse_unless(
+        lambda value: not isinstance(value, dict) or value.get("type") != "allowed_tools",
+        'the type "allowed_tools" is not supported; send only the tools that may be called',
+    ),
+]
 
 
 class RequestModel(BaseModel):

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from starlette.datastructures import Headers
 
-from holdfast.server.http.protocol import HttpProtocol
+from holdfast.server.main import HttpProtocol
 
 pytestmark = pytest.mark.anyio
 
