@@ -30,6 +30,7 @@ PACKAGE = ROOT / "src" / "holdfast"
 RECORD = ROOT / "tests" / "numerics" / "sources.txt"
 
 LOOKED_AT = ("models", "numerics", "structured", "text", "thinking", "worker")  # every file in them
+SUFFIXES = (".py", ".c", ".h", ".json")
 AND_FILES = ("core/stop_rules.py", "scheduler/verification.py")
 DECIDES_NOTHING = {
     "models/adapter.py": "finds files, which have digests",
@@ -37,6 +38,7 @@ DECIDES_NOTHING = {
     "models/locate.py": "finds files, which have digests",
     "models/model_files.py": "names files, and sees whether they change",
     "models/pinned_file.py": "fetches a file, which has a digest",
+    "models/published.json": "sizes of random weights, which have a digest",
     "models/shapes.py": "sizes of GEMMs, which are in the recipe",
     "numerics/cache_dir.py": "where files are kept",
     "numerics/backends/select_backend.py": "chooses the backend, which the recipe names",
@@ -73,13 +75,13 @@ def component(path: str) -> str | None:
 def find_sources(package: Path = PACKAGE) -> list[str]:
     """The paths of all files that are looked at."""
     found = [path for folder in LOOKED_AT for path in (package / folder).rglob("*.*")]
-    names = {path.relative_to(package).as_posix() for path in found if path.suffix in (".py", ".c", ".h")}
+    names = {path.relative_to(package).as_posix() for path in found if path.suffix in SUFFIXES}
     return sorted({*names, *AND_FILES})
 
 
 def digest(path: str, source: bytes) -> str:
     """A digest of what could decide a bit."""
-    content = canonical_python(source) if path.endswith(".py") else canonical_c(source)
+    content = canonical_python(source) if path.endswith(".py") else canonical_c(source)  # also of data
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

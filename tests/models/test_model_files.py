@@ -21,7 +21,8 @@ from holdfast.receipts import engine_fingerprint
 NAMES_A_FILE = re.compile(r"[\w.*-]+\.(json|jinja|safetensors|gguf|model|txt)")
 DECIDES_NOTHING = {
     "tokenizer.model",  # named in an error
-    "published.json",  # Holdfast's own: sizes of known models
+    "published.json",  # our own: sizes of known models
+    "families.json",  # our own: what configurations leave out
     "*.json",  # fetched from a hub
     "*.txt",
     "*.jinja",

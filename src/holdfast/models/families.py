@@ -1,13 +1,16 @@
 """The families of decoders: what each adds to the fields that all share.
 
-A family is its architecture's name, the defaults of fields that a configuration leaves out, and a
-function from the configuration to the fields of `DecoderConfig` in which it differs from Llama.
+A family is its architecture's name, the defaults of fields that a configuration leaves out (both are in
+`families.json`), and a function from the configuration to the fields of `DecoderConfig` in which it differs
+from Llama.
 docs/adding-a-family.md says how to add one.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from holdfast.models.fields import Fields, read_bool, read_float, read_int, refuse
@@ -691,19 +694,6 @@ def _windows(
     return tuple(window if each == _SLIDING else None for each in types)
 
 
-_GEMMA: dict[str, object] = {
-    "vocab_size": 256000,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 8192,
-    "bos_token_id": 2,
-    "eos_token_id": 1,
-    "tie_word_embeddings": True,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "sliding_window_pattern": 2,
-}
 _GPT_OSS_ROPE: dict[str, object] = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -711,15 +701,6 @@ _GPT_OSS_ROPE: dict[str, object] = {
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 4096,
-}
-_LFM2: dict[str, object] = {
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 128000,
-    "norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": True,
-    "conv_L_cache": 3,
 }
 _NEMOTRON_PARTS = {"M": "mamba", "mamba": "mamba", "linear_attention": "mamba"}
 _NEMOTRON_PARTS |= {"*": _FULL, "attention": _FULL, _FULL: _FULL}
@@ -732,254 +713,38 @@ _NEMOTRON_SPACE = {
     "mamba_d_conv": "conv_kernel",
     "mamba_conv_bias": "use_conv_bias",
 }
-_DELTA: dict[str, object] = {
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "max_position_embeddings": 32768,
-    "partial_rotary_factor": 0.25,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
+# What a family does with the fields of a configuration, and how it brings other spellings into one form.
+_FUNCTIONS: Mapping[FamilyName, tuple[Callable[[Fields, int], Traits], Callable[[Fields], Fields]]] = {
+    "llama": (_llama, _unchanged),
+    "mistral": (_mistral, _unchanged),
+    "qwen2": (_qwen2, _unchanged),
+    "qwen3": (_qwen3, _unchanged),
+    "granite": (_granite, _unchanged),
+    "smollm3": (_smollm3, _unchanged),
+    "phi3": (_phi3, _unchanged),
+    "olmo2": (_olmo2, _unchanged),
+    "gemma2": (_gemma2, _gemma_fields),
+    "gemma3_text": (_gemma3, _gemma3_fields),
+    "cohere2": (_cohere2, _cohere_fields),
+    "mixtral": (_mixtral, _unchanged),
+    "qwen2_moe": (_qwen2_moe, _unchanged),
+    "qwen3_moe": (_qwen3_moe, _unchanged),
+    "olmoe": (_olmoe, _unchanged),
+    "gpt_oss": (_gpt_oss, _gpt_oss_fields),
+    "lfm2": (_lfm2, _lfm2_fields),
+    "lfm2_moe": (_lfm2_moe, _lfm2_moe_fields),
+    "qwen3_next": (_qwen3_next, _qwen3_5_fields),
+    "granitemoehybrid": (_granitemoehybrid, _granitemoehybrid_fields),
+    "falcon_h1": (_falcon_h1, _unchanged),
+    "nemotron_h": (_nemotron_h, _nemotron_h_fields),
+    "olmo_hybrid": (_olmo_hybrid, _olmo_hybrid_fields),
+    "qwen3_5_text": (_qwen3_5, _qwen3_5_fields),
+    "qwen3_5_moe_text": (_qwen3_5_moe, _qwen3_5_fields),
 }
-_DELTA_EXPERTS: dict[str, object] = {
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-}
+_DECLARED: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("families.json").read_text(encoding="utf-8")
+)
 FAMILIES: Mapping[FamilyName, Family] = {
-    "llama": Family(
-        "LlamaForCausalLM", {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2}, _llama
-    ),
-    "mistral": Family(
-        "MistralForCausalLM",
-        {"num_key_value_heads": 8, "max_position_embeddings": 131072, "bos_token_id": 1, "eos_token_id": 2},
-        _mistral,
-    ),
-    "qwen2": Family(
-        "Qwen2ForCausalLM", {"num_key_value_heads": 32, "max_position_embeddings": 32768}, _qwen2
-    ),
-    "qwen3": Family(
-        "Qwen3ForCausalLM",
-        {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768},
-        _qwen3,
-    ),
-    "granite": Family(
-        "GraniteForCausalLM",
-        {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
-        _granite,
-    ),
-    "smollm3": Family(
-        "SmolLM3ForCausalLM",
-        {
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 32768,
-            "bos_token_id": 128000,
-            "eos_token_id": 128001,
-            "tie_word_embeddings": True,
-            "sliding_window": None,
-        },
-        _smollm3,
-        rope_theta=2000000.0,
-    ),
-    "phi3": Family(
-        "Phi3ForCausalLM",
-        {
-            "max_position_embeddings": 4096,
-            "bos_token_id": 1,
-            "eos_token_id": 32000,
-            "rms_norm_eps": 1e-5,
-            "partial_rotary_factor": 1.0,
-            "sliding_window": None,
-        },
-        _phi3,
-    ),
-    "olmo2": Family(
-        "Olmo2ForCausalLM",
-        {"max_position_embeddings": 2048, "eos_token_id": 50279, "rms_norm_eps": 1e-5},
-        _olmo2,
-    ),
-    "gemma2": Family(
-        "Gemma2ForCausalLM",
-        _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        _gemma2,
-        _gemma_fields,
-    ),
-    "gemma3_text": Family(
-        "Gemma3ForCausalLM",
-        _GEMMA
-        | {
-            "vocab_size": 262208,
-            "max_position_embeddings": 131072,
-            "rope_local_base_freq": 10000.0,
-            "sliding_window_pattern": 6,
-        },
-        _gemma3,
-        _gemma3_fields,
-        rope_theta=1000000.0,
-    ),
-    "cohere2": Family(
-        "Cohere2ForCausalLM",
-        {
-            "max_position_embeddings": 8192,
-            "bos_token_id": 5,
-            "eos_token_id": 255001,
-            "tie_word_embeddings": True,
-            "logit_scale": 0.0625,
-            "layer_norm_eps": 1e-5,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-        },
-        _cohere2,
-        _cohere_fields,
-    ),
-    "mixtral": Family(
-        "MixtralForCausalLM",
-        {
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "sliding_window": None,
-            "num_experts_per_tok": 2,
-        },
-        _mixtral,
-        rope_theta=1000000.0,
-    ),
-    "qwen2_moe": Family(
-        "Qwen2MoeForCausalLM",
-        {
-            "num_key_value_heads": 16,
-            "max_position_embeddings": 32768,
-            "num_experts_per_tok": 4,
-            "moe_intermediate_size": 1408,
-        },
-        _qwen2_moe,
-    ),
-    "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM",
-        {
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 32768,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-        },
-        _qwen3_moe,
-    ),
-    "olmoe": Family(
-        "OlmoeForCausalLM",
-        {
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 50279,
-            "num_experts_per_tok": 8,
-        },
-        _olmoe,
-    ),
-    "gpt_oss": Family(
-        "GptOssForCausalLM",
-        {
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "attention_bias": True,
-            "sliding_window": 128,
-            "num_experts_per_tok": 4,
-            "swiglu_alpha": 1.702,
-            "swiglu_limit": 7.0,
-        },
-        _gpt_oss,
-        _gpt_oss_fields,
-        rope_theta=150000.0,
-        quant_method="mxfp4",
-    ),
-    "lfm2": Family("Lfm2ForCausalLM", _LFM2, _lfm2, _lfm2_fields, rope_theta=1000000.0),
-    "lfm2_moe": Family(
-        "Lfm2MoeForCausalLM",
-        _LFM2 | {"num_experts_per_tok": 4, "moe_intermediate_size": 1792},
-        _lfm2_moe,
-        _lfm2_moe_fields,
-        rope_theta=1000000.0,
-    ),
-    "qwen3_next": Family(
-        "Qwen3NextForCausalLM",
-        _DELTA | _DELTA_EXPERTS | {"num_experts_per_tok": 10, "intermediate_size": 5632},
-        _qwen3_next,
-        _qwen3_5_fields,
-    ),
-    "granitemoehybrid": Family(
-        "GraniteMoeHybridForCausalLM",
-        {
-            "max_position_embeddings": 2048,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "shared_intermediate_size": 1024,
-            "mamba_n_heads": 128,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_head": "auto",
-            "mamba_d_conv": 4,
-        },
-        _granitemoehybrid,
-        _granitemoehybrid_fields,
-    ),
-    "falcon_h1": Family(
-        "FalconH1ForCausalLM",
-        {
-            "max_position_embeddings": 8192,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "mamba_d_ssm": 1024,
-            "mamba_n_heads": 128,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_head": "auto",
-            "mamba_d_conv": 4,
-        },
-        _falcon_h1,
-    ),
-    "nemotron_h": Family(
-        "NemotronHForCausalLM",
-        {
-            "max_position_embeddings": 4096,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "layer_norm_epsilon": 1e-5,
-            "intermediate_size": 21504,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 7688,
-            "moe_shared_expert_intermediate_size": 7688,
-            "mamba_num_heads": 128,
-            "mamba_head_dim": 64,
-            "n_groups": 8,
-            "ssm_state_size": 128,
-            "conv_kernel": 4,
-            "use_conv_bias": True,
-        },
-        _nemotron_h,
-        _nemotron_h_fields,
-    ),
-    "olmo_hybrid": Family(
-        "OlmoHybridForCausalLM",
-        {"max_position_embeddings": 65536, "eos_token_id": 100257, "linear_conv_kernel_dim": 4},
-        _olmo_hybrid,
-        _olmo_hybrid_fields,
-    ),
-    "qwen3_5_text": Family(
-        "Qwen3_5ForCausalLM", _DELTA | {"num_key_value_heads": 4}, _qwen3_5, _qwen3_5_fields
-    ),
-    "qwen3_5_moe_text": Family(
-        "Qwen3_5MoeForCausalLM",
-        _DELTA | _DELTA_EXPERTS | {"num_experts_per_tok": 8},
-        _qwen3_5_moe,
-        _qwen3_5_fields,
-    ),
+    name: Family(traits=traits, rewrite=rewrite, **_DECLARED[name])
+    for name, (traits, rewrite) in _FUNCTIONS.items()
 }

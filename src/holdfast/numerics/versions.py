@@ -41,5 +41,5 @@ def _sources(folder: Traversable, at: str) -> Iterator[tuple[str, bytes]]:
     for one in folder.iterdir() if folder.is_dir() else ():
         if one.is_dir() and one.name != "__pycache__":
             yield from _sources(one, f"{at}/{one.name}")
-        elif one.name.endswith((".py", ".c", ".h", ".pyc")):
+        elif one.name.endswith((".py", ".c", ".h", ".json", ".pyc")):
             yield f"{at}/{one.name}", one.read_bytes()

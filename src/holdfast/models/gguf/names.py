@@ -1,48 +1,29 @@
 """GGUF's names for tensors and metadata, translated to Hugging Face's.
 
-Metadata becomes the fields of a config.json and goes through `parse_config`, so the same rules hold
-for a GGUF file.
+`names.json` has the names. Metadata becomes the fields of a config.json and goes through `parse_config`,
+so the same rules hold for a GGUF file.
 """
 
+import json
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from holdfast.errors import BadWeights, UnsupportedModel
 from holdfast.models.config import DecoderConfig, parse_config
-from holdfast.models.families import FamilyName
 from holdfast.models.fields import Fields, read_float, read_int, refuse
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.models.mixers import DeltaSizes, MixerSizes, SpaceSizes
 from holdfast.models.rope import FactorsRope
 
-_FAMILIES: dict[str, FamilyName] = {  # by GGUF's name of the architecture
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "granite": "granite",
-    "smollm3": "smollm3",
-    "phi3": "phi3",
-    "olmo2": "olmo2",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "cohere2": "cohere2",
-    "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
-    "olmoe": "olmoe",
-    "gpt-oss": "gpt_oss",
-    "lfm2": "lfm2",
-    "qwen35": "qwen3_5_text",
-    "qwen35moe": "qwen3_5_moe_text",
-    "qwen3next": "qwen3_next",
-    "granitehybrid": "granitemoehybrid",
-    "falcon-h1": "falcon_h1",
-    "lfm2moe": "lfm2_moe",
-    "nemotron_h": "nemotron_h",
-    "nemotron_h_moe": "nemotron_h",
-}
+# Names of architectures, modules and fields in GGUF, by ours; of architectures the other way round.
+_NAMES: dict[str, dict[str, str]] = json.loads(
+    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+)
+_MODULES = _NAMES["modules"]
 _NORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False, "gpt-oss": True}
 _NORMALIZED |= {"qwen35moe": True, "qwen3next": True, "lfm2moe": True, "nemotron_h_moe": True}
 _SIGMOID = ("lfm2moe", "nemotron_h_moe")
@@ -51,82 +32,6 @@ _SPACE = ("granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe")
 _WINDOWED = ("llama", "gemma2", "gemma3", "cohere2", "phi3", "gpt-oss")
 # The rows of q and k are stored in pairs: the converter turned the halves of a head into pairs.
 PERMUTED = frozenset({"llama", "granite", "smollm3", "granitehybrid"})
-_MODULES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.qkv_proj": "attn_qkv",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "self_attn.sinks": "attn_sinks",
-}
-_LFM2_MODULES = {
-    "model.norm": "token_embd_norm",
-    "conv.conv": "shortconv.conv",
-    "conv.in_proj": "shortconv.in_proj",
-    "conv.out_proj": "shortconv.out_proj",
-}
-_DELTA_MODULES = {
-    "post_attention_layernorm": "post_attention_norm",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.in_proj_ba": "ssm_ba",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-}
-_SPACE_MODULES = {
-    "mamba.in_proj": "ssm_in",
-    "mamba.conv1d": "ssm_conv1d",
-    "mamba.norm": "ssm_norm",
-    "mamba.out_proj": "ssm_out",
-}
-_VECTORS = {"A": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias", "expert_bias": "exp_probs_b.bias"}
-_NORM_MODULES = {  # of layers with norms after attention and MLP
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_KEYS = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "layer_norm_eps": "attention.layer_norm_epsilon",
-    "rope_theta": "rope.freq_base",
-    "rope_local_base_freq": "rope.freq_base_swa",
-    "vocab_size": "vocab_size",
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "attention_multiplier": "attention.scale",
-    "logits_scaling": "logit_scale",
-    "logit_scale": "logit_scale",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "num_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-}
 _EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the models whose scale is not the head's
 
@@ -173,18 +78,19 @@ def _part_name(name: str, config: DecoderConfig) -> str:
 
 def gguf_name(name: str, config: DecoderConfig) -> str:
     """Return the GGUF name of the tensor with this Hugging Face name, which belongs to no expert."""
-    modules = _MODULES if config.block in ("pre", "parallel") else _MODULES | _NORM_MODULES
+    modules = _MODULES if config.block in ("pre", "parallel") else _MODULES | _NAMES["modules_after_parts"]
     if config.family == "gpt_oss":
         modules = _MODULES | {"post_attention_layernorm": "post_attention_norm"}
     if config.family in ("lfm2", "lfm2_moe"):
-        modules = _MODULES | _LFM2_MODULES
+        modules = _MODULES | _NAMES["modules_lfm2"]
     if isinstance(config.mixer, DeltaSizes):
-        modules = _MODULES | _DELTA_MODULES
+        modules = _MODULES | _NAMES["modules_delta"]
     if isinstance(config.mixer, SpaceSizes):
-        modules = _MODULES | _SPACE_MODULES
+        modules = _MODULES | _NAMES["modules_space"]
     module, _, kind = name.rpartition(".")
-    if kind in _VECTORS:
-        return f"blk.{name.split('.')[2]}.{_VECTORS[kind]}"
+    vectors = _NAMES["vectors"]
+    if kind in vectors:
+        return f"blk.{name.split('.')[2]}.{vectors[kind]}"
     if kind not in ("weight", "bias"):  # sinks
         module, kind = name, "weight"
     if module in modules:
@@ -196,9 +102,10 @@ def gguf_name(name: str, config: DecoderConfig) -> str:
 def architecture(file: GgufFile) -> str:
     """Return the file's architecture, if Holdfast runs it."""
     name = file.metadata.get("general.architecture")
-    if name not in _FAMILIES:
+    known = _NAMES["families"]
+    if name not in known:
         raise UnsupportedModel(
-            f"{file.path.name} has the architecture {name!r}; Holdfast runs {', '.join(_FAMILIES)} GGUF files "
+            f"{file.path.name} has the architecture {name!r}; Holdfast runs {', '.join(known)} GGUF files "
             "(Mistral files are llama files)"
         )
     return str(name)
@@ -218,7 +125,7 @@ def gguf_fields(file: GgufFile) -> dict[str, object]:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise BadWeights(f"{file.path.name} has no token_embd.weight; it is not a complete language model")
-    fields: dict[str, object] = {key: own[theirs] for key, theirs in _KEYS.items() if theirs in own}
+    fields: dict[str, object] = {key: own[theirs] for key, theirs in _NAMES["keys"].items() if theirs in own}
     fields.setdefault("vocab_size", embedding.shape[0])
     fields.setdefault("num_key_value_heads", None)
     fields.setdefault("head_dim", None)
@@ -237,7 +144,7 @@ def _own_fields(file: GgufFile, arch: str) -> dict[str, object]:
 
 def _family_fields(arch: str, own: Fields) -> dict[str, object]:
     window, is_llama = own.get("attention.sliding_window"), arch == "llama"
-    fields: dict[str, object] = {"model_type": _FAMILIES[arch]}
+    fields: dict[str, object] = {"model_type": _NAMES["families"][arch]}
     if is_llama and own.get("expert_count"):
         fields["model_type"] = "mixtral"
     elif is_llama and window:
