@@ -143,7 +143,7 @@ def test_schema_and_grammar_are_texts_or_files(tmp_path):
         ({"lark": "/no/such/file"}, "the Lark grammar '/no/such/file' cannot be read: No such file"),
         ({"lark": "x" * 5000}, "cannot be read: File name too long"),
         ({"json_schema": "/"}, "cannot be read: Is a directory"),
-        ({"json_schema": "/dev/zero"}, "the JSON schema is too large"),
+        ({"json_schema": "/dev/zero"}, "the JSON schema '/dev/zero' is longer than 262144"),
         ({"json_schema": "/bin/sh"}, "is no valid UTF-8"),
     ],
 )

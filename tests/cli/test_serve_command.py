@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.cli.options import engine as o
-from holdfast.cli.options.config_file import MAX_FILE_BYTES
+from holdfast.cli.options.config_file import MAX_FILE_CHARS
 from holdfast.core.options import option_fields
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
@@ -350,8 +350,8 @@ def test_hostile_config_file_is_one_line_of_error(holdfast, served, write, raw, 
 
 
 def test_config_file_that_is_too_large_or_missing(holdfast, served, write, tmp_path):
-    large = write(b"#" * (MAX_FILE_BYTES + 1))
-    assert f"larger than {MAX_FILE_BYTES} bytes" in refused(holdfast, served, "--config", large)
+    large = write(b"#" * (MAX_FILE_CHARS + 1))
+    assert f"longer than {MAX_FILE_CHARS} characters" in refused(holdfast, served, "--config", large)
     assert "cannot be read" in refused(holdfast, served, "--config", tmp_path / "none.yaml")
     assert "cannot be read" in refused(holdfast, served, "--config", tmp_path)
 

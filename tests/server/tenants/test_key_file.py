@@ -74,13 +74,13 @@ def test_errors_say_what_is_wrong_and_quote_no_key(tmp_path: Path, text: str, wh
 
 
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read the key file"):
+    with pytest.raises(ConfigError, match=r"the key file .* cannot be read"):
         directory(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="cannot read the key file"):
+    with pytest.raises(ConfigError, match=r"the key file .* cannot be read"):
         directory(tmp_path)
     path = write(tmp_path, "")
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="not UTF-8"):
+    with pytest.raises(ConfigError, match="no valid UTF-8"):
         directory(path)
 
 

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 import typer
 
 from holdfast.cli.options.groups import LINES, gather_again
+from holdfast.core.files import read_text
 from holdfast.core.sampling_params import show
 from holdfast.errors import ConfigError
 
-MAX_FILE_BYTES = 1 << 16
+MAX_FILE_CHARS = 1 << 16
 T = TypeVar("T")
 
 _YAML = "tag:yaml.org,2002:"
@@ -75,13 +76,14 @@ def read_config_file(
 
 def _pairs(path: Path) -> Sequence[tuple[Any, Any]]:
     """Return the names and values of the file's mapping, as YAML nodes: no object is constructed."""
+    text = read_text(path, f"the configuration file {path}", MAX_FILE_CHARS)
     try:
         import yaml
     except ImportError as error:
         raise ConfigError("--config needs pyyaml; install it with: pip install 'holdfast[server]'") from error
 
     try:
-        root = yaml.compose(_read(path), Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}" if mark is not None else ""
@@ -94,20 +96,6 @@ def _pairs(path: Path) -> Sequence[tuple[Any, Any]]:
         raise ConfigError(f"{path} must hold options as name: value, one a line")
     pairs: list[tuple[Any, Any]] = root.value
     return pairs
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}") from error
-    if len(raw) > MAX_FILE_BYTES:
-        raise ConfigError(f"the configuration file {path} is larger than {MAX_FILE_BYTES} bytes")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the configuration file {path} is no valid UTF-8") from error
 
 
 def _name(key: Any, where: str, options: Mapping[str, bool]) -> str:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from holdfast.core.files import read_text
 from holdfast.core.options import OptionField, option_fields
 from holdfast.core.sampling_params import show
 from holdfast.errors import ConfigError
@@ -188,7 +189,8 @@ def _typer_type(one: OptionField) -> Any:
 
 def _value(one: OptionField, value: Any, context: typer.Context) -> Any:
     if one.option.file_chars:
-        return None if value is None else _read_text(value, one)
+        what = f"the {one.field_name.replace('_', ' ')} {value}"
+        return None if value is None else read_text(value, what, one.option.file_chars)
     if one.type == tuple[str, ...]:
         return several(one.name, value, context)
     return value
@@ -202,20 +204,6 @@ def several(name: str, values: list[str] | None, context: typer.Context) -> tupl
     if not values and context.auto_envvar_prefix is not None and variable in os.environ:
         raise ConfigError(f"{variable} is set, but empty; give it a value or unset it")
     return tuple(values or ())
-
-
-def _read_text(path: Path, one: OptionField) -> str:
-    what = one.field_name.replace("_", " ")
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(one.option.file_chars + 1)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the {what} in {path} is no valid UTF-8") from error
-    except OSError as error:
-        raise ConfigError(f"the {what} {path} cannot be read: {error.strerror}") from error
-    if len(text) > one.option.file_chars:
-        raise ConfigError(f"the {what} in {path} is longer than {one.option.file_chars} characters")
-    return text
 
 
 def _source(context: typer.Context, name: str) -> str | None:

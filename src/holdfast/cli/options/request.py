@@ -9,10 +9,10 @@ never on the files that exist: a JSON schema begins with a brace, and a grammar 
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.cli.inputs import parse_ids
+from holdfast.core.files import read_text
 from holdfast.core.options import option
 from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.structured_output import MAX_GRAMMAR_CHARS, StructuredOutput
@@ -167,11 +167,4 @@ class PromptOptions:
 
 
 def _read(path: str, what: str) -> str:
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            return file.read(MAX_GRAMMAR_CHARS + 1)
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the {what} in {show(path)} is no valid UTF-8: {error}") from error
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InvalidRequest(f"the {what} {show(path)} cannot be read: {why}") from error
+    return read_text(path, f"the {what} {show(path)}", MAX_GRAMMAR_CHARS, InvalidRequest)

@@ -34,13 +34,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct, structs
 
+from holdfast.core.files import read_text
 from holdfast.errors import ConfigError
 from holdfast.server.config import ServerConfig, is_valid_key
 from holdfast.server.tenants.addresses import Address, Headers, client_address, network_of, parse_proxies
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT, Tenant, TenantLimits, address_tenant, key_tenant
 
 _log = logging.getLogger("holdfast.server")
-_MAX_BYTES = 4 << 20
+_MAX_CHARS = 4 << 20
 _ODD_FIELD = re.compile(r"unknown field `(?![a-z_]{1,32}`)[^`]*`")  # it may be a key
 
 
@@ -95,15 +96,8 @@ def warn_if_readable_by_others(path: str | os.PathLike[str]) -> None:
 
 def _parse(path: str | os.PathLike[str]) -> _KeyFile:
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            raise ConfigError(f"the key file {path} is larger than {_MAX_BYTES} bytes")
-        return msgspec.convert(tomllib.loads(data.decode("utf-8")), _KeyFile)
-    except OSError as error:
-        raise ConfigError(f"cannot read the key file {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"the key file {path} is not UTF-8") from None
+        text = read_text(path, f"the key file {path}", _MAX_CHARS)
+        return msgspec.convert(tomllib.loads(text), _KeyFile)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the key file {path} is not TOML{_where(error)}") from None
     except RecursionError:
