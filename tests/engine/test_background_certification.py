@@ -66,12 +66,12 @@ def test_first_request_is_verified_and_later_ones_are_certified_with_the_same_bi
 ) -> None:
     llm = new(kernels=kernels)
     engine = llm.engine
-    assert engine.certificate is None and engine.certificate_state.name == "certifying"
+    assert engine.certificate is None and engine.certificate_state.state == "certifying"
     before = llm.generate(PROMPTS, PARAMS)
     assert [result.determinism for result in before] == ["verified"] * 3
     fingerprint = engine.fingerprint.digest
     certificate = engine.certify()
-    assert certificate is not None and engine.certificate_state.name == "certified"
+    assert certificate is not None and engine.certificate_state.state == "certified"
     after = llm.generate(PROMPTS, PARAMS)
     assert [bits(result) for result in after] == [bits(result) for result in before]
     if kernels == "c":
@@ -149,7 +149,7 @@ def test_next_process_continues_an_unfinished_certification(new: Callable[..., L
     continued: Any = again.background._certification
     assert continued.progress[0] >= 5
     state = again.certificate_state
-    assert state.num_checks_done <= state.num_checks  # which are not counted yet
+    assert state.checks_done <= state.checks  # which are not counted yet
     made = again.certify()
     assert made is not None and replace(made, seconds=0) == replace(whole, seconds=0)
 
@@ -180,7 +180,7 @@ def test_certification_that_fails_leaves_verification_running(
     results = llm.generate(PROMPTS, PARAMS)
     assert [bits(result) for result in results] == expected
     assert {result.determinism for result in results} == {"verified"}
-    assert llm.engine.certificate_state.name == "failed" and not llm.engine.has_background_work
+    assert llm.engine.certificate_state.state == "failed" and not llm.engine.has_background_work
 
 
 def test_reference_that_contradicts_itself_ends_deterministic_requests(
@@ -199,7 +199,7 @@ def test_reference_that_contradicts_itself_ends_deterministic_requests(
     assert [results[one].error_code for one in ids] == ["guarantee_lost"] * 3
     assert all(results[one].determinism == "none" and results[one].receipt is None for one in ids)
     assert results[ordinary].error is None and len(results[ordinary].token_ids) == 200
-    assert engine.certificate_state.name == "refused"
+    assert engine.certificate_state.state == "refused"
     with pytest.raises(DeterminismRefused, match="planted"):
         engine.prepare(PROMPTS[0], PARAMS)
     with pytest.raises(DeterminismRefused):

@@ -38,19 +38,19 @@ CertificateStateName = Literal["none", "certifying", "certified", "refused", "fa
 
 @dataclass(frozen=True)
 class CertificateState:
-    """Where the certificate stands.
+    """Where the certificate stands. While it is being made, checks_done of checks are done.
 
     none         determinism is off
-    certifying   it is being made; deterministic answers are verified
+    certifying   it is being made while requests are served; deterministic answers are verified
     certified    it is complete
     refused      the reference does not repeat its own bits; deterministic requests are refused
     failed       it could not be made; deterministic answers are verified
     revoked      a spot check found it wrong; deterministic answers are verified
     """
 
-    name: CertificateStateName
-    num_checks_done: int = 0
-    num_checks: int = 0
+    state: CertificateStateName
+    checks_done: int = 0
+    checks: int = 0
 
 
 @dataclass(slots=True)

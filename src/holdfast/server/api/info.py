@@ -12,7 +12,6 @@ from starlette.responses import PlainTextResponse, Response
 from holdfast.receipts.signing import PublicKey
 from holdfast.server.api.schema.objects import (
     CertificateResponse,
-    CertificateStateInfo,
     FingerprintInfo,
     HealthResponse,
     LoadResponse,
@@ -90,7 +89,7 @@ def info_routes(models: ServedModels) -> APIRouter:
                 determinism=frontend.engine.determinism,
                 refusal=ready.refusal,
                 fingerprint=FingerprintInfo(named.digest, named.parts),
-                state=_certificate_state(frontend),
+                state=ready.certificate_state,
                 certificate=ready.certificate,
                 revocation=ready.revocation,
             )
@@ -131,7 +130,7 @@ def _state(frontend: Frontend) -> HealthResponse:
         return HealthResponse("failed") if frontend.is_given_up else _starting(frontend)
     if engines.is_stuck:
         return HealthResponse("stuck")
-    state = HealthResponse("ok", certificate=_certificate_state(frontend))
+    state = HealthResponse("ok", certificate=frontend.ready.certificate_state)
     state.restarts = engines.num_restarts or None
     state.replicas = [_replica(one) for one in engines.replicas] or None
     state.waiting_requests = engines.requests.num_waiting or None
@@ -159,11 +158,6 @@ def _replica(one: ReplicaStatus) -> ReplicaInfo:
     return ReplicaInfo(
         one.id, one.node, one.state, one.fingerprint, one.is_deterministic, one.num_requests, one.version
     )
-
-
-def _certificate_state(frontend: Frontend) -> CertificateStateInfo:
-    state = frontend.ready.certificate_state
-    return CertificateStateInfo(state.name, state.num_checks_done, state.num_checks)
 
 
 def _model(frontend: Frontend, name: str) -> ModelInfo:

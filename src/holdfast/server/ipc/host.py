@@ -191,8 +191,8 @@ class EngineHost:
         if self._engine.tracer is not None:
             for trace in self._engine.tracer.take():
                 self._send(m.StepTraced(trace))
-        if self._certificate_state.name == "certifying" or (
-            self._engine.revocation is not None and self._certificate_state.name != "revoked"
+        if self._certificate_state.state == "certifying" or (
+            self._engine.revocation is not None and self._certificate_state.state != "revoked"
         ):
             self._send_certificate_state()
         self._step_ended = time.monotonic()

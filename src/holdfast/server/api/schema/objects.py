@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from holdfast.core.results import Determinism, Stats
+from holdfast.engine.status import CertificateState
 from holdfast.receipts.check import SealState, SignatureState
 from holdfast.receipts.compare import Difference
 
@@ -302,18 +303,6 @@ class ReplayResponse(JsonObject, tag_field="object", tag="holdfast.replay"):
     usage: Usage | None = None
 
 
-class CertificateStateInfo(JsonObject):
-    """While it is being made, checks_done of checks are done.
-
-    certifying: the certificate is being made while requests are served, and deterministic answers are verified.
-    failed, revoked: they stay verified.
-    """
-
-    state: Literal["none", "certifying", "certified", "refused", "failed", "revoked"]
-    checks_done: int
-    checks: int
-
-
 class ReplicaInfo(JsonObject):
     id: str
     node: str
@@ -327,7 +316,7 @@ class ReplicaInfo(JsonObject):
 class HealthResponse(JsonObject):
     status: Literal["ok", "degraded", "draining", "starting", "restarting", "stuck", "failed"]
     certificate: Annotated[
-        CertificateStateInfo | None, Meta(description="Where the certificate stands, if ok.")
+        CertificateState | None, Meta(description="Where the certificate stands, if ok.")
     ] = None
     stage: Annotated[str | None, Meta(description="What a start is doing, such as Certifying.")] = None
     done: Annotated[int | None, Meta(description="How much of the stage is done.")] = None
@@ -383,6 +372,6 @@ class CertificateResponse(JsonObject, tag_field="object", tag="holdfast.certific
     determinism: str
     refusal: Annotated[str | None, Meta(description="Why deterministic requests are refused, if they are.")]
     fingerprint: FingerprintInfo
-    state: CertificateStateInfo
+    state: CertificateState
     certificate: dict[str, Any] | None
     revocation: str | None
