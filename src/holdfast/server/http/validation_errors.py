@@ -6,11 +6,12 @@ comes last, because that is the variant the client meant. At most a line of the 
 """
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NoReturn, get_args
 
-from pydantic import BeforeValidator, Discriminator, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BeforeValidator, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import tagged_union_schema
 
 from holdfast.engine.other_engines import answers
 from holdfast.server.errors import ApiError
@@ -200,15 +201,33 @@ def null_only(reason: str) -> BeforeValidator:
     return refuse_unless(lambda value: False, reason)
 
 
-def by_type(kinds: dict[str, str], reason: str, *, default: str | None = None) -> Discriminator:
-    """Chooses the variant of a union by the `type` of an object.
+class ByType:
+    """Chooses the model of a union by the `type` of an object. Other types are refused for this reason.
 
-    kinds maps types to tags; default is the type of an object without one. Other types are refused
-    for this reason. (pydantic's own discriminator requires a type, and cannot give a reason.)
+    default: the type of an object without one. (pydantic's own discriminator requires a type, and cannot give
+    a reason.)
     """
 
-    def tag(value: Any) -> str | None:
-        kind = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", default)
-        return kinds.get(kind) if isinstance(kind, str) else kinds.get(default or "")
+    def __init__(self, reason: str, *, default: str = "") -> None:
+        self._reason = reason
+        self._default = default
 
-    return Discriminator(tag, custom_error_type=_UNSUPPORTED, custom_error_message=reason)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        variants: dict[Hashable, CoreSchema] = {}
+        for model in get_args(source) or (source,):
+            hint = model.model_fields["type"].annotation  # a Literal, perhaps with None
+            for kind in [text for one in get_args(hint) for text in get_args(one) or (one,)]:
+                variants[_tag(kind)] = handler.generate_schema(model)
+
+        def choose(value: Any) -> str:
+            kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+            return _tag(kind if isinstance(kind, str) else self._default)
+
+        return tagged_union_schema(
+            variants, choose, custom_error_type=_UNSUPPORTED, custom_error_message=self._reason
+        )
+
+
+def _tag(kind: object) -> str:
+    """Return the name of a variant, which is in the path of an error, and is no name of a field."""
+    return f"type {kind}"

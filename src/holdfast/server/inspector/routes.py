@@ -1,6 +1,6 @@
 """Routes of the inspector page and its event stream.
 
-The page's files are a fixed list, read once, sent with security headers. No path from a client reaches
+The page's files are read once and sent with security headers. No path from a client reaches
 the file system. Starlette's `StaticFiles` would open files by request path and has no way to set these
 headers.
 """
@@ -21,21 +21,6 @@ from holdfast.server.tenants.addresses import is_loopback
 from holdfast.server.tenants.tenant import Tenant, tenant_of
 
 PAGE, RECORDINGS = "index.html", "recordings.json"
-ASSETS = (
-    *("style.css", "protocol.css", "icon.svg"),
-    *(
-        "main.js",
-        "events.js",
-        "state.js",
-        "requests.js",
-        "thoughts.js",
-        "cylinder.js",
-        "timeline.js",
-        "counters.js",
-    ),
-    *("playground.js", "client.js", "prove.js", "compare.js", "load.js", "recordings.js", "replicas.js"),
-    *("theme.js", "tips.js", "dom.js"),
-)
 STATIC = resources.files(__package__) / "static"
 _TYPES = {
     "html": "text/html; charset=utf-8",
@@ -58,7 +43,7 @@ def inspector_router(find_hub: Callable[[str | None], Hub], send_timeout: Callab
     """Return the routes `/`, `/inspector/<file>` and `/inspector/events`. find_hub: by the name of a model, if
     the page's address has one. send_timeout: of this moment."""
     router = APIRouter(include_in_schema=False)
-    files = {name: (STATIC / name).read_bytes() for name in (PAGE, *ASSETS)}
+    files = {one.name: one.read_bytes() for one in STATIC.iterdir() if one.is_file()}
     files[RECORDINGS] = b"[" + b",".join(recording_files()) + b"]"
 
     @router.get("/")

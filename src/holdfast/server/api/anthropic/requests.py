@@ -6,7 +6,7 @@ accepted everywhere and ignored: prefixes are always cached.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from holdfast.server.api.schema.requests import (
     MAX_MESSAGES,
@@ -18,7 +18,7 @@ from holdfast.server.api.schema.requests import (
     ServingFields,
 )
 from holdfast.server.http.body import Many
-from holdfast.server.http.validation_errors import by_type, null_only, refuse, refuse_unless
+from holdfast.server.http.validation_errors import ByType, null_only, refuse, refuse_unless
 
 _IGNORED = "Accepted and ignored."
 _ID = Field(min_length=1, max_length=256)
@@ -47,8 +47,7 @@ class ToolUseBlockParam(BlockModel):
 
 
 ResultText = Annotated[
-    Annotated[TextBlockParam, Tag("text block")],
-    by_type({"text": "text block"}, "a tool result may only have text; images and documents are not read"),
+    TextBlockParam, ByType("a tool result may only have text; images and documents are not read")
 ]
 
 
@@ -70,20 +69,10 @@ class ThinkingBlockParam(BlockModel):
 
 
 ContentBlockParam = Annotated[
-    Annotated[TextBlockParam, Tag("text block")]
-    | Annotated[ToolUseBlockParam, Tag("call block")]
-    | Annotated[ToolResultBlockParam, Tag("result block")]
-    | Annotated[ThinkingBlockParam, Tag("thinking block")],
-    by_type(
-        {
-            "text": "text block",
-            "tool_use": "call block",
-            "tool_result": "result block",
-            "thinking": "thinking block",
-            "redacted_thinking": "thinking block",
-        },
+    TextBlockParam | ToolUseBlockParam | ToolResultBlockParam | ThinkingBlockParam,
+    ByType(
         "content may only have blocks of type text, tool_use, tool_result and thinking; images and documents are "
-        "not read, and server tools are not run",
+        "not read, and server tools are not run"
     ),
 ]
 

@@ -5,7 +5,7 @@ Fields of features that need a store or run on OpenAI's servers are refused with
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from holdfast.server.api.schema.requests import (
     MAX_MESSAGES,
@@ -18,7 +18,7 @@ from holdfast.server.api.schema.requests import (
     ServingFields,
 )
 from holdfast.server.http.body import Many
-from holdfast.server.http.validation_errors import by_type, null_only, refuse, refuse_unless
+from holdfast.server.http.validation_errors import ByType, null_only, refuse, refuse_unless
 
 _IGNORED = "Accepted and ignored."
 _NOT_STORED = "responses are not stored; send the whole conversation as input"
@@ -43,20 +43,13 @@ class Refusal(ReturnedModel):
 
 
 ContentPart = Annotated[
-    Annotated[InputText, Tag("input part")]
-    | Annotated[OutputText, Tag("output part")]
-    | Annotated[Refusal, Tag("refusal part")],
-    by_type(
-        {"input_text": "input part", "output_text": "output part", "refusal": "refusal part"},
-        "content may only have parts of type input_text and output_text; images, audio and files are not read",
+    InputText | OutputText | Refusal,
+    ByType(
+        "content may only have parts of type input_text and output_text; images, audio and files are not read"
     ),
 ]
 TextInput = Annotated[
-    Annotated[InputText, Tag("input part")],
-    by_type(
-        {"input_text": "input part"},
-        "an output may only have parts of type input_text; images and files are not read",
-    ),
+    InputText, ByType("an output may only have parts of type input_text; images and files are not read")
 ]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -107,17 +100,8 @@ class ReasoningItem(ReturnedModel):
 
 
 InputItem = Annotated[
-    Annotated[MessageItem, Tag("message item")]
-    | Annotated[FunctionCallItem, Tag("call item")]
-    | Annotated[FunctionCallOutputItem, Tag("output item")]
-    | Annotated[ReasoningItem, Tag("reasoning item")],
-    by_type(
-        {
-            "message": "message item",
-            "function_call": "call item",
-            "function_call_output": "output item",
-            "reasoning": "reasoning item",
-        },
+    MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem,
+    ByType(
         "input may only have items of type message, function_call, function_call_output and reasoning; "
         "built-in tools are not run, and nothing is stored that could be referred to",
         default="message",

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from holdfast.core.pooling import PoolingType
 from holdfast.server.http.body import Many
-from holdfast.server.http.validation_errors import by_type, null_only, refuse_unless
+from holdfast.server.http.validation_errors import ByType, null_only, refuse_unless
 
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 TokenIds = Many[TokenId]
@@ -156,13 +156,8 @@ class StructuredOutputs(RequestModel):
 
 
 ResponseFormat = Annotated[
-    Annotated[TextFormat, Tag("text")]
-    | Annotated[ObjectFormat, Tag("json_object")]
-    | Annotated[SchemaFormat, Tag("json_schema")],
-    by_type(
-        {one: one for one in ("text", "json_object", "json_schema")},
-        'its type must be "text", "json_object" or "json_schema"',
-    ),
+    TextFormat | ObjectFormat | SchemaFormat,
+    ByType('its type must be "text", "json_object" or "json_schema"'),
 ]
 
 
