@@ -23,7 +23,6 @@ from holdfast.engine.other_engines import answers
 from holdfast.server.api.anthropic.routes import message_routes
 from holdfast.server.api.chat import chat_routes
 from holdfast.server.api.completions import completion_routes
-from holdfast.server.api.continuation import continuation_routes
 from holdfast.server.api.embeddings import embedding_routes
 from holdfast.server.api.info import info_routes
 from holdfast.server.api.replay import replay_routes
@@ -60,7 +59,6 @@ def make_app(models: ServedModels) -> FastAPI:
         token_routes(models),
         score_routes(models),
         replay_routes(models),
-        continuation_routes(models),
         batch_routes(models),
     ):
         app.include_router(routes)

@@ -64,6 +64,7 @@ class Call:
         self.tenant = tenant
         self.metrics = metrics
         self.prompts: list[Sequence[int]] = []
+        self.system_fingerprint = ""  # of the response, once it is known
         self.params: SamplingParams | None = None  # of the first prompt, if it is to be answered
         self.num_choices = 1  # for each prompt
         self.finish_reasons: tuple[str, ...] = ()  # once every choice has ended
@@ -145,9 +146,9 @@ class Call:
         It is that of the engine that answered, even if it has ended since.
         """
         known = {None if one.fingerprint is None else one.fingerprint.digest for one in self.streams}
-        if len(known) == 1 and (digest := known.pop()) is not None:
-            return digest
-        return (await self._requests.wait_for_fingerprint()).digest
+        digest = known.pop() if len(known) == 1 else None
+        self.system_fingerprint = digest or (await self._requests.wait_for_fingerprint()).digest
+        return self.system_fingerprint
 
     @property
     def replicas(self) -> tuple[str, ...]:

@@ -8,11 +8,12 @@ import contextlib
 import logging
 import time
 from asyncio import CancelledError
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from holdfast.core.cancel_token import CancelToken
 from holdfast.engine.config import EngineConfig
@@ -21,8 +22,9 @@ from holdfast.errors import EngineStopped, ModelGivenUp, NotReady
 from holdfast.models.locate import locate
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
-from holdfast.server.errors import to_api_error
+from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.http.disconnect import run_until_disconnect
+from holdfast.server.http.sse import EventStreamResponse, JSONResponse
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.engines import Engines
@@ -46,6 +48,22 @@ _CLIENT_LEFT = ("client_left", 499)  # its error and status in traces
 
 Connect = Callable[[ServerConfig, EngineConfig, EngineCallbacks], Engines]
 T = TypeVar("T")
+
+
+class ResponseWriter(Protocol):
+    """Writes one response in the format of an API."""
+
+    def stream(self) -> AsyncIterator[bytes]:
+        """Yield the server-sent events, until the last delta."""
+        ...
+
+    def end_stream(self, error: ApiError) -> Sequence[bytes]:
+        """Return the events that end a stream with an error."""
+        ...
+
+    async def whole(self) -> Any:
+        """Return the JSON object of the response, once it is finished."""
+        ...
 
 
 class Frontend:
@@ -195,6 +213,41 @@ class Frontend:
                 if self.traces is not None:
                     self.traces.record(request.headers, self.model, call)
                 call.close()
+
+    async def respond(
+        self,
+        request: Request,
+        operation: Operation,
+        begin: Callable[[Call], Awaitable[ResponseWriter]],
+        *,
+        deterministic: bool | None,
+        num_choices: int,
+        stream: bool | None,
+    ) -> Response:
+        """Answer a request, streamed or not. begin submits it, and returns the writer of its response."""
+        async with AsyncExitStack() as stack:
+            call = await stack.enter_async_context(
+                self.call(
+                    request,
+                    operation,
+                    deterministic=deterministic,
+                    num_choices=num_choices,
+                    stream=bool(stream),
+                )
+            )
+
+            async def begin_response() -> ResponseWriter:
+                writer = await begin(call)
+                if stream:
+                    await call.fingerprint()
+                return writer
+
+            writer = await run_until_disconnect(request, begin_response())
+            if not stream:
+                return JSONResponse(await run_until_disconnect(request, writer.whole()))
+            return EventStreamResponse(
+                writer.stream(), stack.pop_all(), writer.end_stream, send_timeout=self.config.send_timeout
+            )
 
     async def prepare(self, request: Request, work: Work[T]) -> T:
         """As `run`, but work of a small body is done at once."""

@@ -85,7 +85,8 @@ class ChatCompletionWriter:
     def end_stream(self, error: ApiError) -> Sequence[bytes]:
         return end_with_error(error)
 
-    def whole(self) -> ChatCompletion:
+    async def whole(self) -> ChatCompletion:
+        await self._response.collect()
         response, call, body = self._response, self._response.call, self._response.body
         choices = [
             ChatCompletionChoice(
@@ -115,7 +116,7 @@ def _head(response: ChatResponse) -> dict[str, Any]:
         "id": f"chatcmpl-{response.call.request_id}",
         "created": response.created,
         "model": response.frontend.model,
-        "system_fingerprint": response.fingerprint,
+        "system_fingerprint": response.call.system_fingerprint,
     }
 
 

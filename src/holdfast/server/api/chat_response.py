@@ -6,10 +6,9 @@ They differ in the JSON they write of a `ChatResponse`.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,13 +20,10 @@ from holdfast.server.api.chat_plan import ChatPlan, plan_chat
 from holdfast.server.api.model_fields import ModelFields, check_fields
 from holdfast.server.api.response_fields import chat_logprobs, matched_stop
 from holdfast.server.api.sampling import submit_rest
-from holdfast.server.api.schema.objects import ChatCompletionLogprobs, JsonObject
+from holdfast.server.api.schema.objects import ChatCompletionLogprobs
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.call import Call
-from holdfast.server.errors import ApiError
-from holdfast.server.frontend import Frontend
-from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.sse import EventStreamResponse, JSONResponse
+from holdfast.server.frontend import Frontend, ResponseWriter
 from holdfast.server.reasoning.chat_format import AnswerParser
 from holdfast.server.tools.deltas import ChoiceDelta, ReasoningDelta, ToolCallDelta, finish_reason
 
@@ -39,7 +35,6 @@ class ChatResponse:
         self.frontend = frontend
         self.call = call
         self.body = body
-        self.fingerprint = ""
         self.created = int(time.time())
         shows_reasoning = body.include_reasoning is not False
         parsers = plan.parsers(call.streams[0].request.seed, body.n or 1)
@@ -63,6 +58,15 @@ class ChatResponse:
     def finished(self) -> None:
         """Note that every choice has ended."""
         self.call.finished([choice.finish_reason or "stop" for choice in self.choices])
+
+    async def collect(self) -> None:
+        """Wait until every choice has ended."""
+        async for batch in self.call.batches():
+            for _, delta in batch:
+                self.model_fields.add(delta)
+                self.choices[delta.index].add(delta)
+        self.finished()
+        await self.call.fingerprint()
 
 
 class ParsedDelta(NamedTuple):
@@ -140,53 +144,23 @@ class ChatChoice:
         return self.steps[-1]
 
 
-class ChatWriter(Protocol):
-    """Writes one response in the format of an API."""
-
-    def stream(self) -> AsyncIterator[bytes]:
-        """Yield the server-sent events, until the last delta."""
-        ...
-
-    def end_stream(self, error: ApiError) -> Sequence[bytes]:
-        """Return the events that end a stream with an error."""
-        ...
-
-    def whole(self) -> JsonObject:
-        """Return a finished response."""
-        ...
-
-
 async def serve_chat(
     request: Request,
     frontend: Frontend,
     body: ChatCompletionRequest,
-    make_writer: Callable[[ChatResponse], ChatWriter],
+    make_writer: Callable[[ChatResponse], ResponseWriter],
     token_ids: Sequence[int] | None = None,
 ) -> Response:
     """Run a conversation, streamed or not. token_ids: what the client has of the answer."""
     size = len(await request.body())
-    async with AsyncExitStack() as stack:
-        call = await stack.enter_async_context(
-            frontend.call(
-                request,
-                "chat",
-                deterministic=body.deterministic,
-                num_choices=body.n or 1,
-                stream=bool(body.stream),
-            )
-        )
-        response = await run_until_disconnect(request, _submit(frontend, call, body, size, token_ids))
-        if body.stream:
-            response.fingerprint = await run_until_disconnect(request, call.fingerprint())
-            writer = make_writer(response)
-            return EventStreamResponse(
-                writer.stream(),
-                stack.pop_all(),
-                writer.end_stream,
-                send_timeout=frontend.config.send_timeout,
-            )
-        await run_until_disconnect(request, _collect(response))
-        return JSONResponse(make_writer(response).whole())
+
+    async def begin(call: Call) -> ResponseWriter:
+        return make_writer(await _submit(frontend, call, body, size, token_ids))
+
+    num_choices, deterministic = body.n or 1, body.deterministic
+    return await frontend.respond(
+        request, "chat", begin, deterministic=deterministic, num_choices=num_choices, stream=body.stream
+    )
 
 
 async def _submit(
@@ -214,12 +188,3 @@ async def _submit(
     if given is not None:
         response.choices[0].skip(given)
     return response
-
-
-async def _collect(response: ChatResponse) -> None:
-    async for batch in response.call.batches():
-        for _, delta in batch:
-            response.model_fields.add(delta)
-            response.choices[delta.index].add(delta)
-    response.finished()
-    response.fingerprint = await response.call.fingerprint()

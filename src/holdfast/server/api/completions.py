@@ -1,11 +1,7 @@
-"""POST /v1/completions: completions of prompts, given as text or token ids, one or a batch.
-
-`_stream` writes the server-sent chunks, `_collect` the whole response.
-"""
+"""POST /v1/completions: completions of prompts, given as text or token ids, one or a batch."""
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.core.results import Delta, Result
+from holdfast.core.results import Delta
 from holdfast.core.sampling_params import RestOfContext, SamplingParams
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.server.api.model_fields import ModelFields, check_fields
@@ -40,8 +36,7 @@ from holdfast.server.api.schema.requests import CompletionRequest
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.sse import KEEP_ALIVE, EventStreamResponse, JSONResponse
+from holdfast.server.http.sse import KEEP_ALIVE, end_with_error
 from holdfast.server.served_models import ServedModels
 
 _DEFAULT_MAX_TOKENS = 16
@@ -70,31 +65,19 @@ async def complete(
     _refuse_unsupported(body)
     prompts = prompt_list(body.prompt, 1 if token_ids is not None else frontend.config.max_prompts, "prompt")
     params = await frontend.prepare(request, lambda token: _params(body, frontend))
-    async with AsyncExitStack() as stack:
-        call = await stack.enter_async_context(
-            frontend.call(
-                request,
-                "text_completion",
-                deterministic=params.deterministic,
-                num_choices=len(prompts) * params.n,
-                stream=bool(body.stream),
-            )
-        )
-        response = CompletionResponse(frontend, call, body, params)
-        await run_until_disconnect(request, _submit(frontend, call, prompts, body, params, token_ids))
-        return await send_completion(request, response, stack)
 
+    async def begin(call: Call) -> CompletionWriter:
+        await _submit(frontend, call, prompts, body, params, token_ids)
+        return CompletionWriter(frontend, call, body, params)
 
-async def send_completion(
-    request: Request, response: "CompletionResponse", resources: AsyncExitStack
-) -> Response:
-    """Return the HTTP response. resources are closed when the answer ends; those of a stream by its
-    response."""
-    if response.body.stream:
-        response.fingerprint = await run_until_disconnect(request, response.call.fingerprint())
-        send_timeout = response.frontend.config.send_timeout
-        return EventStreamResponse(_stream(response), resources.pop_all(), send_timeout=send_timeout)
-    return JSONResponse(await run_until_disconnect(request, _collect(response)))
+    return await frontend.respond(
+        request,
+        "text_completion",
+        begin,
+        deterministic=params.deterministic,
+        num_choices=len(prompts) * params.n,
+        stream=body.stream,
+    )
 
 
 async def _submit(
@@ -146,144 +129,134 @@ def _end_fields(delta: Delta, token_ids: Sequence[int]) -> dict[str, Any]:
     }
 
 
-class CompletionResponse:
-    """The state of one response."""
+class CompletionWriter:
+    """Writes one response as its chunks, or as a whole."""
 
     def __init__(
         self, frontend: Frontend, call: Call, body: CompletionRequest, params: SamplingParams
     ) -> None:
-        self.frontend = frontend
-        self.call = call
-        self.body = body
-        self.params = params
-        self.fingerprint = ""
-        self.id = f"cmpl-{call.request_id}"
-        self.created = int(time.time())
+        self._frontend = frontend
+        self._call = call
+        self._body = body
+        self._params = params
+        self._model_fields = ModelFields(call)
+        self._created = int(time.time())
         self._writers: dict[int, TextLogprobs] = {}  # of a stream's choices
 
-    def head(self) -> dict[str, Any]:
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield one chunk for each delta; the last chunk has the `holdfast` object."""
+        call, body = self._call, self._body
+        head = {"object": "text_completion", **self._head()}
+        chunks = ChunkWriter(call, head, body.stream_options, self._model_fields)
+        last_ids: dict[int, tuple[int, ...]] = {}
+        started: set[int] = set()
+        reasons: dict[int, str] = {}
+        last: dict[str, Any] = {}
+        async for batch in call.batches():
+            events = [] if batch else [KEEP_ALIVE]
+            for at, delta in batch:
+                if delta.finish_reason == "error":
+                    continue  # sent as an error event when the result arrives
+                index = self._index(at, delta)
+                self._model_fields.add(delta, index)
+                choice: dict[str, Any] = {
+                    "index": index,
+                    "text": delta.text,
+                    "logprobs": self._delta_logprobs(at, delta),
+                    "finish_reason": None,
+                }
+                if delta.token_ids:
+                    last_ids[index] = delta.token_ids
+                if body.return_token_ids:
+                    choice["token_ids"] = delta.token_ids
+                    if index not in started:
+                        choice["prompt_token_ids"] = call.prompts[at]
+                    started.add(index)
+                if delta.finish_reason is not None:
+                    reasons[index] = delta.finish_reason
+                    choice |= _end_fields(delta, last_ids.get(index, ()))
+                if len(reasons) == len(call.streams) * self._params.n:
+                    last = choice
+                    continue
+                events.append(chunks.chunk(choice))
+            if events:
+                yield b"".join(events)
+        call.finished([reasons[index] for index in sorted(reasons)])
+        yield chunks.end(last)
+
+    def end_stream(self, error: ApiError) -> Sequence[bytes]:
+        return end_with_error(error)
+
+    async def whole(self) -> Completion:
+        call, num = self._call, self._params.n
+        choices = [_Choice(self._logprobs_writer(at)) for at in range(len(call.streams)) for _ in range(num)]
+        async for batch in call.batches():
+            for at, delta in batch:
+                choice = choices[self._index(at, delta)]
+                choice.text.append(delta.text)
+                choice.token_ids.extend(delta.token_ids)
+                choice.logprobs.extend(delta.logprobs or ())
+                self._model_fields.add(delta, self._index(at, delta))
+                if delta.finish_reason is not None:
+                    choice.end = _end_fields(delta, choice.token_ids)
+        call.finished([choice.end["finish_reason"] for choice in choices])
+        await call.fingerprint()
+        return Completion(
+            **self._head(),
+            choices=[self._entry(index, choice) for index, choice in enumerate(choices)],
+            usage=usage(call),
+            holdfast=holdfast_object(call, **self._model_fields.all()),
+        )
+
+    def _entry(self, index: int, choice: _Choice) -> CompletionChoice:
+        body, at, is_echoed = self._body, index // self._params.n, self._params.echo
+        prompt_ids, result = self._call.prompts[at], self._call.results[at]
+        entry = CompletionChoice(index=index, text="".join(choice.text), logprobs=None, **choice.end)
+        if body.logprobs is not None:
+            before = (result.prompt_logprobs or ()) if is_echoed else ()
+            entry.logprobs = choice.logprobs_writer.write(
+                (*before, *choice.logprobs), prompt_ids[0], entry.text if is_echoed else None
+            )
+        if body.prompt_logprobs is not None:
+            entry.prompt_logprobs = prompt_logprobs(self._frontend.prompts, result, body.prompt_logprobs)
+        if body.return_token_ids:
+            entry.token_ids, entry.prompt_token_ids = choice.token_ids, prompt_ids
+        return entry
+
+    def _head(self) -> dict[str, Any]:
         return {
-            "id": self.id,
-            "created": self.created,
-            "model": self.frontend.model,
-            "system_fingerprint": self.fingerprint,
+            "id": f"cmpl-{self._call.request_id}",
+            "created": self._created,
+            "model": self._frontend.model,
+            "system_fingerprint": self._call.system_fingerprint,
         }
 
-    def logprobs_writer(self, at: int) -> TextLogprobs:
+    def _logprobs_writer(self, at: int) -> TextLogprobs:
         """Return the writer of the logprobs of one choice, of the prompt with this index."""
-        named = self.params.named_ids
+        named = self._params.named_ids
         return TextLogprobs(
-            self.frontend.prompts,
-            len(named) + 1 if named else self.body.logprobs or 0,
-            () if self.params.echo else self.call.prompts[at],
-            as_ids=bool(self.body.return_tokens_as_token_ids),
-            skip_special_tokens=self.params.skip_special_tokens,
+            self._frontend.prompts,
+            len(named) + 1 if named else self._body.logprobs or 0,
+            () if self._params.echo else self._call.prompts[at],
+            as_ids=bool(self._body.return_tokens_as_token_ids),
+            skip_special_tokens=self._params.skip_special_tokens,
         )
 
-    def delta_logprobs(self, at: int, delta: Delta) -> CompletionLogprobs | None:
+    def _delta_logprobs(self, at: int, delta: Delta) -> CompletionLogprobs | None:
         """Return the logprobs in a chunk of a stream. The first of an echo begin with those of the prompt."""
-        if self.params.logprobs is None or not (delta.token_ids or delta.finish_reason):
+        if self._params.logprobs is None or not (delta.token_ids or delta.finish_reason):
             return None
-        index, echoed = self.index(at, delta), None
+        index, echoed = self._index(at, delta), None
         logprobs: Sequence[TokenLogprob | None] = delta.logprobs or ()
         if index not in self._writers:
-            self._writers[index] = self.logprobs_writer(at)
-            if self.params.echo:
-                echoed, logprobs = delta.text, (*(self.call.streams[at].prompt_logprobs or ()), *logprobs)
-        return self._writers[index].write(logprobs, self.call.prompts[at][0], echoed) if logprobs else None
+            self._writers[index] = self._logprobs_writer(at)
+            if self._params.echo:
+                echoed, logprobs = delta.text, (*(self._call.streams[at].prompt_logprobs or ()), *logprobs)
+        return self._writers[index].write(logprobs, self._call.prompts[at][0], echoed) if logprobs else None
 
-    def index(self, at: int, delta: Delta) -> int:
+    def _index(self, at: int, delta: Delta) -> int:
         """Return the index of a choice: choices of the first prompt first."""
-        return at * self.params.n + delta.index
-
-
-async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
-    """Yield one chunk for each delta; the last chunk has the `holdfast` object."""
-    call, body = response.call, response.body
-    model_fields = ModelFields(call)
-    head = {"object": "text_completion", **response.head()}
-    chunks = ChunkWriter(call, head, body.stream_options, model_fields)
-    last_ids: dict[int, tuple[int, ...]] = {}
-    started: set[int] = set()
-    reasons: dict[int, str] = {}
-    last: dict[str, Any] = {}
-    async for batch in call.batches():
-        events = [] if batch else [KEEP_ALIVE]
-        for at, delta in batch:
-            if delta.finish_reason == "error":
-                continue  # sent as an error event when the result arrives
-            index = response.index(at, delta)
-            model_fields.add(delta, index)
-            choice: dict[str, Any] = {
-                "index": index,
-                "text": delta.text,
-                "logprobs": response.delta_logprobs(at, delta),
-                "finish_reason": None,
-            }
-            if delta.token_ids:
-                last_ids[index] = delta.token_ids
-            if body.return_token_ids:
-                choice["token_ids"] = delta.token_ids
-                if index not in started:
-                    choice["prompt_token_ids"] = call.prompts[at]
-                started.add(index)
-            if delta.finish_reason is not None:
-                reasons[index] = delta.finish_reason
-                choice |= _end_fields(delta, last_ids.get(index, ()))
-            if len(reasons) == len(call.streams) * response.params.n:
-                last = choice
-                continue
-            events.append(chunks.chunk(choice))
-        if events:
-            yield b"".join(events)
-    call.finished([reasons[index] for index in sorted(reasons)])
-    yield chunks.end(last)
-
-
-async def _collect(response: CompletionResponse) -> Completion:
-    call, params = response.call, response.params
-    model_fields = ModelFields(call)
-    choices = [
-        _Choice(response.logprobs_writer(index // params.n)) for index in range(len(call.streams) * params.n)
-    ]
-    async for batch in call.batches():
-        for at, delta in batch:
-            choice = choices[response.index(at, delta)]
-            choice.text.append(delta.text)
-            choice.token_ids.extend(delta.token_ids)
-            choice.logprobs.extend(delta.logprobs or ())
-            model_fields.add(delta, response.index(at, delta))
-            if delta.finish_reason is not None:
-                choice.end = _end_fields(delta, choice.token_ids)
-    call.finished([choice.end["finish_reason"] for choice in choices])
-    response.fingerprint = await call.fingerprint()
-    return Completion(
-        **response.head(),
-        choices=[
-            _choice_entry(response, index, choice, call.results[index // params.n])
-            for index, choice in enumerate(choices)
-        ],
-        usage=usage(call),
-        holdfast=holdfast_object(call, **model_fields.all()),
-    )
-
-
-def _choice_entry(
-    response: CompletionResponse, index: int, choice: _Choice, result: Result
-) -> CompletionChoice:
-    body, call = response.body, response.call
-    prompt_ids, is_echoed = call.prompts[index // response.params.n], response.params.echo
-    entry = CompletionChoice(index=index, text="".join(choice.text), logprobs=None, **choice.end)
-    if body.logprobs is not None:
-        before = (result.prompt_logprobs or ()) if is_echoed else ()
-        entry.logprobs = choice.logprobs_writer.write(
-            (*before, *choice.logprobs), prompt_ids[0], entry.text if is_echoed else None
-        )
-    if body.prompt_logprobs is not None:
-        entry.prompt_logprobs = prompt_logprobs(response.frontend.prompts, result, body.prompt_logprobs)
-    if body.return_token_ids:
-        entry.token_ids, entry.prompt_token_ids = choice.token_ids, prompt_ids
-    return entry
+        return at * self._params.n + delta.index
 
 
 def _params(body: CompletionRequest, frontend: Frontend) -> SamplingParams:
@@ -302,13 +275,8 @@ def _params(body: CompletionRequest, frontend: Frontend) -> SamplingParams:
 
 def _refuse_unsupported(body: CompletionRequest) -> None:
     refuse_contradictions(body)
-    for param, is_requested, why in (
-        (
-            "best_of",
-            body.best_of not in (None, body.n or 1),
-            "best_of must equal n: choices are not ranked",
-        ),
-        ("suffix", body.suffix, "suffix is not supported"),
-    ):
-        if is_requested:
-            raise ApiError(400, why, param=param, code="unsupported_value")
+    if body.best_of not in (None, body.n or 1):
+        why = "best_of must equal n: choices are not ranked"
+        raise ApiError(400, why, param="best_of", code="unsupported_value")
+    if body.suffix:
+        raise ApiError(400, "suffix is not supported", param="suffix", code="unsupported_value")

@@ -1,4 +1,10 @@
-"""POST /v1/replay: run a receipt's request again and compare every bit."""
+"""POST /v1/replay: run a receipt's request again and compare every bit. POST /v1/continue: the rest of an answer,
+from its receipt, or from its request and token ids.
+
+To continue a deterministic answer, its tokens are confirmed first, with every bit of their logprobs if there
+is a receipt. Nothing is sent before that, so that a contradiction is a 409. The response is that of the
+request's own route, for a receipt that of a completion. It has what follows what the client has.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -8,17 +14,36 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.results import Choice, Delta, Result
-from holdfast.engine.replay import compare_result, replay_params, require_prompt, split_score
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sent import Sent
+from holdfast.engine.replay import (
+    compare_result,
+    continued_params,
+    replay_params,
+    require_prompt,
+    sent_of,
+    split_score,
+)
 from holdfast.receipts.check import ReceiptCheck, check_signature
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import Receipt
 from holdfast.receipts.signing import PublicKey
+from holdfast.server.api.chat import chat_completion
+from holdfast.server.api.completions import CompletionWriter, complete
 from holdfast.server.api.response_fields import usage
-from holdfast.server.api.sampling import max_prompt_len
-from holdfast.server.api.schema.objects import ReplayResponse
+from holdfast.server.api.sampling import max_prompt_len, submit_sent
+from holdfast.server.api.schema.objects import ChatCompletion, Completion, ReplayResponse
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, documented
-from holdfast.server.api.schema.requests import ReceiptFields, ReplayRequest
+from holdfast.server.api.schema.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ContinueBody,
+    ContinueRequest,
+    ContinueTokensRequest,
+    ReceiptFields,
+    ReplayRequest,
+)
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
@@ -36,9 +61,9 @@ def replay_routes(models: ServedModels) -> APIRouter:
         """Replay a receipt. If the fingerprints differ, the request is run only with `force`."""
         body = await models.bodies.read(request, ReplayRequest)
         frontend = models.choose(body.model)
-        receipt, checked, prompt_ids = await read_receipt(request, frontend, body)
-        require_limits(receipt, frontend.config)
-        differences = await find_differences(frontend, receipt)
+        receipt, checked, prompt_ids = await _read_receipt(request, frontend, body)
+        _require_limits(receipt, frontend.config)
+        differences = await _find_differences(frontend, receipt)
         response = ReplayResponse(
             same=False,
             compared=False,
@@ -66,10 +91,41 @@ def replay_routes(models: ServedModels) -> APIRouter:
             response.usage = usage(call)
             return JSONResponse(response)
 
+    @router.post(
+        "/v1/continue",
+        **documented((Completion, ChatCompletion), (*ENGINE_ERRORS, 409), body=ContinueBody, streams=True),
+    )
+    async def continue_answer(request: Request) -> Response:
+        """Continue an answer, after what the client has of a deterministic one was confirmed."""
+        whole = await models.bodies.read(request, ContinueBody)
+        frontend = models.choose(whole.model)
+        body = whole.root
+        if isinstance(body, ContinueTokensRequest):
+            if isinstance(body.request, ChatCompletionRequest):
+                return await chat_completion(request, frontend, body.request, body.token_ids)
+            return await complete(request, frontend, body.request, body.token_ids)
+        receipt, _, prompt_ids = await _read_receipt(request, frontend, body)
+        params = continued_params(receipt, body.max_tokens)
+        sent = await frontend.prepare(
+            request, lambda token: _sent_answer(frontend, receipt, prompt_ids, params)
+        )
+        _require_limits(receipt, frontend.config)
+        completion = _completion_request(body, prompt_ids, params)
+        if not body.force:
+            await _require_fingerprint(frontend, receipt)
+
+        async def begin(call: Call) -> CompletionWriter:
+            await submit_sent(call, completion, prompt_ids, params, sent)
+            return CompletionWriter(frontend, call, completion, params)
+
+        return await frontend.respond(
+            request, "text_completion", begin, deterministic=True, num_choices=params.n, stream=body.stream
+        )
+
     return router
 
 
-async def read_receipt(
+async def _read_receipt(
     request: Request, frontend: Frontend, body: ReceiptFields
 ) -> tuple[Receipt, ReceiptCheck, list[int]]:
     """Return the receipt of a body, what was checked of it, and its prompt."""
@@ -79,13 +135,13 @@ async def read_receipt(
     return receipt, checked, prompt_ids
 
 
-async def find_differences(frontend: Frontend, receipt: Receipt) -> list[str]:
+async def _find_differences(frontend: Frontend, receipt: Receipt) -> list[str]:
     """Return what decides the receipt's bits and is another here. A grammar library is tried in a thread."""
     here = Fingerprint.of((await frontend.fingerprint()).parts)
     return await asyncio.to_thread(receipt.differences, here)
 
 
-def require_limits(receipt: Receipt, config: ServerConfig) -> None:
+def _require_limits(receipt: Receipt, config: ServerConfig) -> None:
     """Refuse a receipt whose request this server would refuse, or whose answers are no answers to
     it."""
     params = receipt.params
@@ -134,3 +190,35 @@ def _choice(deltas: list[Delta]) -> Choice:
         if any(delta.logprobs is not None for delta in deltas)
         else None,
     )
+
+
+def _sent_answer(
+    frontend: Frontend, receipt: Receipt, prompt_ids: list[int], params: SamplingParams
+) -> tuple[Sent, ...]:
+    extension = frontend.ready.extension
+    return sent_of(receipt, prompt_ids, frontend.prompts.tokenizer, params.max_tokens, extension=extension)
+
+
+def _completion_request(
+    body: ContinueRequest, prompt_ids: list[int], params: SamplingParams
+) -> CompletionRequest:
+    shared = {
+        name: getattr(body, name)
+        for name in ContinueRequest.model_fields
+        if name in CompletionRequest.model_fields
+    }
+    return CompletionRequest.model_construct(
+        **{**shared, "max_tokens": params.max_tokens}, prompt=prompt_ids, n=params.n, logprobs=params.logprobs
+    )
+
+
+async def _require_fingerprint(frontend: Frontend, receipt: Receipt) -> None:
+    differences = await _find_differences(frontend, receipt)
+    if differences:
+        raise ApiError(
+            409,
+            f"the receipt is of another engine ({'; '.join(differences)}), so its bits may not come out here; send it "
+            'to a server with its fingerprint, or set "force"',
+            param="receipt",
+            code="fingerprint_differs",
+        )

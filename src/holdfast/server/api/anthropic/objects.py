@@ -94,7 +94,7 @@ def message_object(response: ChatResponse, **fields: Any) -> MessageResponse:
         id=f"msg_{response.call.request_id}",
         role="assistant",
         model=response.frontend.model,
-        system_fingerprint=response.fingerprint,
+        system_fingerprint=response.call.system_fingerprint,
         **(start | fields),
     )
 
@@ -164,7 +164,8 @@ class MessageWriter:
         self._response = response
         self._blocks = ContentBlocks()
 
-    def whole(self) -> MessageResponse:
+    async def whole(self) -> MessageResponse:
+        await self._response.collect()
         response, (choice,) = self._response, self._response.choices
         content = [content_block(block) for block in whole_blocks(choice)]
         end = end_fields(response, response.model_fields.all())

@@ -44,10 +44,9 @@ def message_routes(models: ServedModels) -> APIRouter:
         body = await models.bodies.read(request, CountTokensRequest)
         frontend = models.choose(body.model)
         _require_reasoning(frontend, body)
-        chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
             ids, _ = await frontend.run(
-                request, lambda token: render_chat(frontend.prompts, chat, token, whole=True)
+                request, lambda token: render_chat(frontend.prompts, to_chat_prompt(body), token, whole=True)
             )
         return JSONResponse(MessageTokensCount(len(ids)))
 
@@ -60,14 +59,7 @@ def message_routes(models: ServedModels) -> APIRouter:
 
 
 def _require_reasoning(frontend: Frontend, body: ConversationFields) -> None:
-    if (
-        body.thinking is not None
-        and body.thinking.type != "disabled"
-        and not frontend.prompts.chat_format.has_reasoning
-    ):
-        raise ApiError(
-            400,
-            "the served model writes no thinking blocks; omit thinking, or set its type to disabled",
-            param="thinking",
-            code="unsupported_value",
-        )
+    thinks = body.thinking is not None and body.thinking.type != "disabled"
+    if thinks and not frontend.prompts.chat_format.has_reasoning:
+        why = "the served model writes no thinking blocks; omit thinking, or set its type to disabled"
+        raise ApiError(400, why, param="thinking", code="unsupported_value")

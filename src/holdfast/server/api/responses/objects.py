@@ -166,7 +166,8 @@ class ResponseWriter:
         self._num_events = 0
         self._closed: list[Block] = []
 
-    def whole(self) -> ResponsesResponse:
+    async def whole(self) -> ResponsesResponse:
+        await self._response.collect()
         (choice,) = self._response.choices
         return self._finished(whole_blocks(choice))
 
@@ -253,7 +254,7 @@ class ResponseWriter:
             status=status,
             model=response.frontend.model,
             output=[self._item(block) for block in blocks],
-            system_fingerprint=response.fingerprint,
+            system_fingerprint=response.call.system_fingerprint,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             max_tool_calls=body.max_tool_calls,

@@ -53,10 +53,9 @@ def responses_routes(models: ServedModels) -> APIRouter:
         """Count the tokens of a response's prompt, without a response."""
         body = await models.bodies.read(request, InputTokensRequest)
         frontend = models.choose(body.model)
-        chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
             ids, _ = await frontend.run(
-                request, lambda token: render_chat(frontend.prompts, chat, token, whole=True)
+                request, lambda token: render_chat(frontend.prompts, to_chat_prompt(body), token, whole=True)
             )
         return JSONResponse(InputTokens(len(ids)))
 
