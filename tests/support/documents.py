@@ -27,8 +27,7 @@ SERVER_PAGES = ("README.md", "docs/http-api.md", "docs/batches.md", "docs/recipe
 # Other Python blocks, by what is in them: where they run, or why they do not.
 OTHER_PYTHON = {
     "def canonical(value)": "a program, which tests/receipts/test_receipt_docs.py runs",
-    '"granite": Family(': "a part of models/families.py, which tests/docs/test_code_blocks.py compares",
-    "def _granite(": "the same",
+    "def _granite(": "a part of models/families.py, which tests/docs/test_code_blocks.py compares",
     "import json, random, sys": "a program, which tests/docs/test_commands.py runs as pile.py",
     "train_model(": "trains for minutes; tests/training has a short form",
     "def test_greeting(holdfast)": "a test of an application; tests/plugin runs examples/pytest",
