@@ -41,6 +41,7 @@ DECIDES_NOTHING = {
     "models/published.json": "sizes of random weights, which have a digest",
     "models/shapes.py": "sizes of GEMMs, which are in the recipe",
     "numerics/cache_dir.py": "where files are kept",
+    "numerics/backends/c_prebuilt/manifest.json": "names libraries built of our sources",
     "numerics/backends/select_backend.py": "chooses the backend, which the recipe names",
     "numerics/versions.py": "names versions",
     "thinking/predictor.py": "proposes candidates, which are verified",
