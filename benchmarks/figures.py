@@ -17,7 +17,7 @@ from measure import Row, markdown, new_parser, read_rows
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "benchmarks.md"
-_MARKED = re.compile(r"(<!-- ([\w-]+) -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(r"<!-- (?!end )([\w-]+) -->\n(?:(?!<!-- ).)*<!-- end -->", re.DOTALL)
 Ratio = tuple[str, str, str]  # a label, what is divided, by what
 AUTO, VERIFY, ORDINARY = "deterministic, auto", "deterministic, verify", "ordinary"
 
@@ -107,14 +107,15 @@ TABLES: dict[str, Callable[[], str]] = {
         *("model", "case", "mode", "deterministic", "off"),
         *("deterministic / off", "vLLM", "deterministic / vLLM", "step, ms"),
     ),
-    "gpu-steps": partial(across, "gpu-steps", "steps", "variant", "streams"),
     "gpu-moe": partial(across, "gpu-moe", "moe", "variant", "cell"),
 }
 
 
 def written(page: str) -> str:
-    """Return the page with every table made anew."""
-    return _MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
+    """Return the page with every table made anew. A table that has no place in it is an error."""
+    if missing := TABLES.keys() - _MARKED.findall(page):
+        sys.exit(f"{PAGE.name} has no place for {', '.join(sorted(missing))}")
+    return _MARKED.sub(lambda found: f"<!-- {found[1]} -->\n\n{TABLES[found[1]]()}\n\n<!-- end -->", page)
 
 
 def main() -> None:
