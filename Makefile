@@ -69,7 +69,7 @@ browser:  ## a browser for the tests of the page, where one can be had; without 
 		  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium chromium-driver >/dev/null; } || \
 		echo "no browser: the tests of the page will be skipped"
 
-nginx:  ## nginx for the tests behind a proxy, where it can be had; without it they are skipped
+nginx: | browser  ## nginx for the tests behind a proxy, where it can be had; without it they are skipped
 	@test -x /usr/sbin/nginx || command -v nginx >/dev/null || \
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 		  apt-get update -qq && apt-get install -qq -y --no-install-recommends nginx-light >/dev/null; } || \

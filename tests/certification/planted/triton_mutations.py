@@ -67,14 +67,10 @@ TRITON_MUTATIONS = (
         'split_sum = tl.dot(ones, weights, split_sum * rescale, input_precision="ieee")',
         "split_sum = split_sum * rescale + tl.sum(weights.to(tl.float32), 0)[None, :]",
     ),
-    _attention(
+    in_source("attention/scores.py", "attention")(
         "output times the inverse of the sum",
-        "acc / tl.where(valid, row_sum, 1.0)[:, None] + 0.0",
-        "acc * (1.0 / tl.where(valid, row_sum, 1.0))[:, None] + 0.0",
-        "acc / tl.where(valid, row_sum, 1.0)[None, :] + 0.0",
-        "acc * (1.0 / tl.where(valid, row_sum, 1.0))[None, :] + 0.0",
-        "acc / row_sum[:, None] + 0.0",
-        "acc * (1.0 / row_sum)[:, None] + 0.0",
+        "result = acc / row_sum + 0.0",
+        "result = acc * (1.0 / row_sum) + 0.0",
     ),
     in_source("sampler/logits.py", "logsumexp")("chunks of 2048", "CHUNK = 4096", "CHUNK = 2048"),
     in_source("sampler/sampling.py", "logsumexp")(
