@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.thinking.coin_cases import cases
+from benchmarks.thinking.coin_cases import SIDES, cases
 from holdfast import LLM, SamplingParams
 from holdfast.models.locate import COIN
 from holdfast_thinking.data.words import parse_words, read_words
@@ -40,8 +40,11 @@ def test_questions_about_more_than_the_side_are_in_other_words() -> None:
         pattern = re.escape(shape).replace(r"\{N\}", r"\w+").replace(r"\{s\}", "(heads|tails)")
         assert asked.startswith("now") or not re.search(pattern, prompts), shape
     messages = " ".join(each.prompt for name in ("first", "last") for each in coin_messages(name))
-    told = read_words("coin_instructions")
-    assert not [each for each in (*told.FIRST, *told.LAST, *told.ALONE) if each.format(s="") in messages]
+    told, rng = read_words("coin_instructions"), random.Random(1)
+    drawn = {told.draw(name, rng) for name in ("FIRST", "LAST", "ALONE") for _ in range(5_000)}
+    assert len(drawn) > 5_000 and not [each for each in drawn if each.format(s="") in messages]
+    sides = {"c": SIDES[0], "C": "Heads"}, {"c": SIDES[1], "C": "Tails"}
+    assert not [each for each in told.TEXTS for side in sides if each.format(**side) in messages]
 
 
 def _plain(text: str) -> str:

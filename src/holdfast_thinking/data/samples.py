@@ -9,6 +9,7 @@ of a coin, and then wants something else, is thought about up to there; the last
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.core.sampling_params import SamplingParams
@@ -18,7 +19,7 @@ from holdfast_thinking.data.source import draw_prompts
 from holdfast_thinking.data.text_examples import TextExample, ThoughtStep
 from holdfast_thinking.data.words import Words, read_words
 from holdfast_thinking.grammar.words import FEW_NAMES
-from holdfast_thinking.tasks.coin_talk import begin
+from holdfast_thinking.tasks.coin_talk import SIDES, begin
 from holdfast_thinking.tasks.typed import typed
 
 _general = read_words("general")
@@ -50,16 +51,27 @@ def coin_messages(count: int, seed: int) -> list[TextExample]:
 
 
 def _coin_message(rng: random.Random, told: Words) -> TextExample:
-    kind = rng.random()
-    if kind < 0.1:
-        return TextExample(rng.choice(told.ALONE).format(s=rng.choice(_general.SUBJECTS)), "", ())
-    text, steps = begin(rng, rng.randint(0, 5)).told
-    if kind < 0.5:
-        return typed(TextExample(f"{rng.choice(told.FIRST)} {text}", "", ()), rng)
-    asked = f"{text} {rng.choice(told.LAST)}"
+    kind, subject = rng.random(), rng.choice(_general.SUBJECTS)
+    if kind < 0.15:
+        return TextExample(told.draw("ALONE", rng).format(s=subject), "", ())
+    text, steps = _short_text(rng, told) if rng.random() < 0.4 else begin(rng, rng.randint(1, 5)).told
+    if kind < 0.55:
+        asked = f"{told.draw('FIRST', rng)} {rng.choice(told.SHOWN).replace('@', text)}"
+        return typed(TextExample(asked.replace(" \n", "\n"), "", ()), rng)
+    before, _, after = rng.choice(told.BEFORE).partition("@")
+    asked = f"{before}{text}{after}{' ' * (after[-1:] != chr(10))}{told.draw('LAST', rng).format(s=subject)}"
     if not steps:
         return TextExample(asked, "", ())
+    steps = tuple(replace(each, settled_at=each.settled_at + len(before)) for each in steps)
     return typed(TextExample(asked, "", (*steps, ThoughtStep(len(asked) - 1, OTHER, OTHER, True))), rng)
+
+
+def _short_text(rng: random.Random, told: Words) -> tuple[str, tuple[ThoughtStep, ...]]:
+    side = rng.choice(SIDES)
+    known, bar, rest = (
+        told.draw("TEXTS", rng).replace("{c}", side).replace("{C}", side.title()).partition("|")
+    )
+    return known + rest, (ThoughtStep(len(known) - 1, "", f" {side}"),) if bar else ()
 
 
 def quiet_stories(count: int, seed: int) -> list[str]:

@@ -14,7 +14,7 @@ _PIECES = re.compile(r"[^\W\d_]+|.", re.DOTALL)
 _WORDS = re.compile(r"[^\W\d_]+")
 _QUESTION_LAST = re.compile(r"(.*[.;!\n])\s+([^.;!\n]+\?)", re.DOTALL)
 _KEYS = "qwertyuiopasdfghjklzxcvbnm"
-_CAPITALS, _ASTRAY, _FIRST = 0.12, 0.22, 0.15  # shares of texts
+_CAPITALS, _ASTRAY, _FIRST = 0.2, 0.28, 0.15  # shares of texts
 _LONGEST = 300  # characters; a text in capitals may have as many tokens
 
 
@@ -24,7 +24,9 @@ def typed(example: TextExample, rng: random.Random) -> TextExample:
         example = _question_first(example)
     kind = rng.random() if len(example.prompt) <= _LONGEST else 0.5
     if kind < _CAPITALS:
-        change = rng.choice((str.upper, str.upper, str.capitalize, lambda word: _sometimes_upper(word, rng)))
+        change = rng.choice(
+            (*(str.upper,) * 3, str.lower, str.capitalize, lambda word: _sometimes_upper(word, rng))
+        )
         return _in_capitals(example, change)
     if kind > 1 - _ASTRAY:
         share, kept = rng.choice((0.1, 0.2, 0.4)), _said(example) - {"heads", "tails"}
