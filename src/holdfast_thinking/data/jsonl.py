@@ -25,7 +25,7 @@ from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, Thou
 _MARK = re.compile(" ?‹([^‹›]*)›")
 
 
-class _Thought(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class Thought(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     at: int
     text: str = ""
     state: str = ""
@@ -37,15 +37,15 @@ class _Message(msgspec.Struct):
     answer: str
 
 
-class _Chat(_Message):
-    thoughts: list[_Thought] = []
+class ChatLine(_Message, omit_defaults=True):
+    thoughts: list[Thought] = []
 
 
 _Fields = TypeVar("_Fields", bound=_Message)
 
 
 class _Line(_Message, forbid_unknown_fields=True):
-    thoughts: list[_Thought] | msgspec.UnsetType = msgspec.UNSET
+    thoughts: list[Thought] | msgspec.UnsetType = msgspec.UNSET
 
 
 def read_chat(path: Path) -> list[TextExample]:
@@ -54,7 +54,7 @@ def read_chat(path: Path) -> list[TextExample]:
         TextExample(
             line.prompt, line.answer, _steps(line.prompt, line.thoughts, f"{path}, line {number}"), False
         )
-        for number, line in _read_lines(path, _Chat)
+        for number, line in _read_lines(path, ChatLine)
     ]
 
 
@@ -70,7 +70,7 @@ def _example(line: _Line, where: str) -> TextExample:
     return TextExample(prompt + QUESTION_END, f" {line.answer}", _steps(prompt, thoughts, where))
 
 
-def _steps(prompt: str, thoughts: list[_Thought], where: str) -> tuple[ThoughtStep, ...]:
+def _steps(prompt: str, thoughts: list[Thought], where: str) -> tuple[ThoughtStep, ...]:
     steps, last = [], 0
     for index, each in enumerate(thoughts):
         if not last <= each.at < len(prompt):
@@ -82,14 +82,14 @@ def _steps(prompt: str, thoughts: list[_Thought], where: str) -> tuple[ThoughtSt
     return tuple(steps)
 
 
-def _read_marks(marked: str, where: str) -> tuple[str, list[_Thought]]:
+def _read_marks(marked: str, where: str) -> tuple[str, list[Thought]]:
     """Return the prompt without its marks, and their thoughts, each at the character before its mark."""
     parts = _MARK.split(marked)
     prompt = "".join(parts[::2])
     if set(prompt) & set("‹›"):
         raise ConfigError(f"{where}: prompt: a mark has one half; expected ‹thought›, or a list of thoughts")
     ends = accumulate(map(len, parts[::2]))
-    return prompt, [_Thought(end - 1, said.strip()) for end, said in zip(ends, parts[1::2], strict=False)]
+    return prompt, [Thought(end - 1, said.strip()) for end, said in zip(ends, parts[1::2], strict=False)]
 
 
 def _read_lines(path: Path, kind: type[_Fields]) -> Iterator[tuple[int, _Fields]]:

@@ -6,15 +6,17 @@ among them, those that a model is to think nothing about: `words/stories.txt`, o
 of a coin, and then wants something else, is thought about up to there; the last thought says that it is `OTHER`.
 """
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.llm.llm import LLM
 from holdfast.errors import ConfigError, EngineStopped
+from holdfast_thinking.data.jsonl import ChatLine, Thought
 from holdfast_thinking.data.source import draw_prompts
 from holdfast_thinking.data.text_examples import TextExample, ThoughtStep
 from holdfast_thinking.data.words import Words, read_words
@@ -96,29 +98,18 @@ def write_samples(llm: LLM, path: Path, prompts: Sequence[TextExample], max_toke
         if result.finish_reason == "length":  # end with the last sentence
             answer = answer[: max(answer.rfind(mark) for mark in ".!?") + 1]
         if answer:
-            lines.append(json.dumps({"prompt": prompt.prompt, "answer": answer} | _thoughts(prompt)))
+            told = [
+                Thought(s.settled_at, s.thought.strip(), s.state.strip(), s.at_once) for s in prompt.steps
+            ]
+            lines.append(msgspec.json.encode(ChatLine(prompt.prompt, answer, told)) + b"\n")
     if not lines:
         raise ConfigError(f"no answer ends within max_tokens, which is {max_tokens}; nothing was written")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        path.write_bytes(b"".join(lines))
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     return len(lines)
-
-
-def _thoughts(example: TextExample) -> dict[str, object]:
-    """Return the field `thoughts` of a line, if there are any."""
-    told = [
-        {
-            "at": step.settled_at,
-            "text": step.thought.strip(),
-            "state": step.state.strip(),
-            "at_once": step.at_once,
-        }
-        for step in example.steps
-    ]
-    return {"thoughts": told} if told else {}
 
 
 def training_prompts(count: int, seed: int) -> list[str]:

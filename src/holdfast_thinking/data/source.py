@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast_thinking.data.jsonl import read_chat, read_thoughts
-from holdfast_thinking.data.text_examples import (
-    ChatFrame,
-    TextExample,
-    TextRules,
-    TextTask,
-    make_batch,
-)
+from holdfast_thinking.data.text_examples import ChatFrame, TextExample, TextRules, TextTask, make_batch
 from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.settings import TrainingSettings, is_own_task, require_tasks
 from holdfast_thinking.tasks.coin_talk import CoinTalk

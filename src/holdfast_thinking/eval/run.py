@@ -7,10 +7,7 @@ from pathlib import Path
 from holdfast.errors import ConfigError
 from holdfast.receipts.machine import library_version
 from holdfast.worker.device import choose_device, device_name
-from holdfast_thinking.eval.measures import (
-    measure_accuracy,
-    zero_states,
-)
+from holdfast_thinking.eval.measures import measure_accuracy, zero_states
 from holdfast_thinking.eval.model import EvalModel, OpenLLM
 from holdfast_thinking.eval.report import EvalReport
 from holdfast_thinking.run.export import read_training_info

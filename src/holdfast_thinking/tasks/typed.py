@@ -24,10 +24,13 @@ def typed(example: TextExample, rng: random.Random) -> TextExample:
         example = _question_first(example)
     kind = rng.random() if len(example.prompt) <= _LONGEST else 0.5
     if kind < _CAPITALS:
-        change = rng.choice(
-            (*(str.upper,) * 3, str.lower, str.capitalize, lambda word: _sometimes_upper(word, rng))
+
+        def sometimes_upper(word: str) -> str:
+            return word.upper() if rng.random() < 0.3 else word
+
+        return _in_capitals(
+            example, rng.choice((*(str.upper,) * 3, str.lower, str.capitalize, sometimes_upper))
         )
-        return _in_capitals(example, change)
     if kind > 1 - _ASTRAY:
         share, kept = rng.choice((0.1, 0.2, 0.4)), _said(example) - {"heads", "tails"}
         return _changed(example, lambda word: word if word in kept else _slip(word, share, rng))
@@ -72,10 +75,6 @@ def _changed(example: TextExample, change: Callable[[str], str]) -> TextExample:
         replace(each, settled_at=places[min(each.settled_at, len(places) - 1)]) for each in example.steps
     )
     return replace(example, prompt=text + example.prompt[len(example.message) :], steps=steps)
-
-
-def _sometimes_upper(word: str, rng: random.Random) -> str:
-    return word.upper() if rng.random() < 0.3 else word
 
 
 def _slip(word: str, share: float, rng: random.Random) -> str:
